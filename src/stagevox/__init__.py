@@ -1,0 +1,1 @@
+"""stagevox: a serving runtime for models that think in text, then speak."""
