@@ -91,7 +91,7 @@ class HookRouter:
         """One request's span through ``preprocess``; logged positions are then filled from the log."""
         ids = input_ids[row.start : row.end]
         try:
-            base = self.model.embed_input_ids(ids)
+            base = call_hook("embed_input_ids", self.model.embed_input_ids, ids)
             result = call_hook("preprocess", self.model.preprocess, ids, base, **self._info(row))
             new_ids, embeds, update = check_row(result, row.span, self.hidden_size)
             inputs = None
