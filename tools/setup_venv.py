@@ -34,6 +34,7 @@ def main() -> None:
         sys.exit(f"{sys.executable} lacks venv or ensurepip; install them (Debian and Ubuntu: apt-get install python3.11-venv)")
     with open(ROOT / ".venv.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # a second make waits here, then finds the stamps
+        os.set_inheritable(lock.fileno(), True)  # a pip that outlives this process keeps the lock
         for name in wanted:
             if not up_to_date(name):
                 create()
@@ -91,11 +92,14 @@ def install_torch() -> None:
 def pip(*arguments: "str | Path", check: bool = True) -> bool:
     # --no-deps: the lists are complete, and a resolver would pull CUDA. --no-compile: most of these modules are never imported.
     command = [PYTHON, "-m", "pip", "install", "-qq", "--no-deps", "--no-compile", "--disable-pip-version-check", *arguments]
-    done = subprocess.run(command, capture_output=not check, env={**os.environ, "PIP_NO_INPUT": "1"})
+    done = subprocess.run(command, capture_output=not check, close_fds=False, env={**os.environ, "PIP_NO_INPUT": "1"})
     if check and done.returncode:
         sys.exit("pip failed; what it wrote stands above. Run the same command again once that is mended.")
     return done.returncode == 0
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit("interrupted; the next make starts the installation afresh")
