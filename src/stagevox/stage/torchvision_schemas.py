@@ -4,6 +4,9 @@ PyPI's torchvision is linked against CUDA. Beside CPU torch its compiled operato
 that it registers fake kernels for ``nms`` and ``qnms`` without asking, and fails with "operator torchvision::nms does not exist".
 With the two schemas declared it imports, and the transforms that vLLM's vision models need are pure torch. The operators
 themselves stay undefined: ``torchvision.ops.nms`` raises "Couldn't load custom C++ ops".
+
+torch calls :func:`declare_missing_schemas` at the end of its own import, through its ``torch.backends`` entry points: vLLM imports
+torchvision long before it loads plugins, and a spawned engine process before it runs any code of ours.
 """
 
 from __future__ import annotations
@@ -26,13 +29,13 @@ _libraries: list[torch.library.Library] = []
 def declare_missing_schemas() -> bool:
     """Declare the operator schemas that ``import torchvision`` needs, if its compiled operators can't load.
 
-    Doesn't import torchvision. Does nothing when torchvision is absent, already imported, or loads its own operators; calling
-    it again is harmless.
+    Doesn't import torchvision. Does nothing under a CUDA build of torch, or when torchvision is absent, already imported, or
+    loads its own operators; calling it again is harmless.
 
     Returns:
         Whether this call declared anything.
     """
-    if "torchvision" in sys.modules or _compiled_operators_load():
+    if torch.version.cuda is not None or "torchvision" in sys.modules or _compiled_operators_load():
         return False
     missing = {name: schema for name, schema in _SCHEMAS.items() if not hasattr(torch.ops.torchvision, name)}
     if not missing:
