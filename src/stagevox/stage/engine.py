@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pydantic import ValidationError
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.models import ModelRegistry
@@ -98,7 +99,9 @@ class StageEngine:
                 request_id=request.req_id,
                 prompt_token_ids=list(given.prompt_token_ids),
                 mm_features=None,
-                sampling_params=sampling_params(fields, self._spec.constraints, self._max_model_len - len(given.prompt_token_ids)),
+                sampling_params=sampling_params(
+                    fields, self._spec.constraints, self._max_model_len - len(given.prompt_token_ids)
+                ),
                 pooling_params=None,
                 arrival_time=time.time(),
                 lora_request=None,
@@ -152,18 +155,30 @@ def make_config(spec: StageSpec, overrides: Mapping[str, Any], *, record: bool =
     args = EngineArgs(
         model=str(spec.checkpoint),
         async_scheduling=async_scheduling,
-        worker_cls="stagevox.stage.worker:" + ("OmniCPUWorker" if cpu else "OmniGPUWorker"),
+        worker_cls="stagevox.stage.worker." + ("OmniCPUWorker" if cpu else "OmniGPUWorker"),
         scheduler_cls=_scheduler_class(spec.execution_type, async_scheduling),
         distributed_executor_backend="vllm.v1.executor.uniproc_executor.UniProcExecutor",
         additional_config=settings.to_config(),
         **arguments,
     )
-    config = args.create_engine_config()
+    try:
+        config = args.create_engine_config()
+    except (ValueError, TypeError) as error:  # pydantic's ValidationError is a ValueError
+        raise CapabilityError(spec.name, _first_reason(error)) from error
     model_class, _ = ModelRegistry.resolve_model_cls(config.model_config.architectures, model_config=config.model_config)
     capabilities = Capabilities.of(model_class)
     _refuse(spec.name, config, capabilities, async_scheduling=async_scheduling, cpu=cpu)
     config.additional_config = dataclasses.replace(settings, has_talker_mtp=capabilities.has_talker_mtp).to_config()
     return config
+
+
+def _first_reason(error: Exception) -> str:
+    """The first reason of a validation error, in one line."""
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        return " ".join(f"{where} {first['msg']}".split())
+    return " ".join(str(error).split())
 
 
 def _scheduler_class(execution_type: StageExecutionType, async_scheduling: bool) -> str:

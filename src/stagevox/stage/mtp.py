@@ -24,9 +24,7 @@ class MTPRows(NamedTuple):
     def select(self, index: int) -> MTPRows:
         """The same, for one row only."""
         one = slice(index, index + 1)
-        return MTPRows(
-            self.rows[one], self.input_ids[one], self.input_embeds[one], self.last_hidden[one], self.text_step[one]
-        )
+        return MTPRows(self.rows[one], self.input_ids[one], self.input_embeds[one], self.last_hidden[one], self.text_step[one])
 
 
 def complete_frames(model: Any, batch: MTPRows, out: torch.Tensor, buffer: IntermediateBuffer) -> dict[str, torch.Tensor]:

@@ -147,4 +147,6 @@ class HookRouter:
 
 
 def _join(parts: list[MTPRows]) -> MTPRows:
-    return MTPRows([row for part in parts for row in part.rows], *(torch.cat(column) for column in list(zip(*parts, strict=True))[1:]))
+    return MTPRows(
+        [row for part in parts for row in part.rows], *(torch.cat(column) for column in list(zip(*parts, strict=True))[1:])
+    )

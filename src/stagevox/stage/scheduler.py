@@ -192,10 +192,7 @@ class OmniSchedulerMixin:
     def _blocks_of(self, req_id: str) -> set[int]:
         pool = self.kv_cache_manager.block_pool
         return {
-            block
-            for group in self.kv_cache_manager.get_block_ids(req_id)
-            for block in group
-            if block != pool.null_block.block_id
+            block for group in self.kv_cache_manager.get_block_ids(req_id) for block in group if block != pool.null_block.block_id
         }
 
     def _forget(self, req_id: str) -> None:

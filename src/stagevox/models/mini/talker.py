@@ -219,7 +219,9 @@ class MiniTalkerForCausalLM(nn.Module):
         if info.get(VOICE) not in self.config.voices:
             raise MissingStateError(hook, f"{VOICE} is {info.get(VOICE)!r}, expected one of {self.config.voices}")
         if info[PROMPT_LEN] != self.prompt_len:
-            raise ContractError(hook, f"the scheduled prompt has {info[PROMPT_LEN]} positions, the talker's has {self.prompt_len}")
+            raise ContractError(
+                hook, f"the scheduled prompt has {info[PROMPT_LEN]} positions, the talker's has {self.prompt_len}"
+            )
         return rows
 
     def _row_ids(self, rows: torch.Tensor, first: int, count: int) -> torch.Tensor:
