@@ -31,8 +31,8 @@ class StageInput:
     """What an input adapter makes of an upstream chunk.
 
     ``prompt_token_ids`` completes a waiting request, or extends the prompt of a generation request;
-    ``payload`` is merged into the request's state. ``cache_salt`` is the digest of the conditioning. ``sampling`` is laid over the
-    request's own. ``end`` says that nothing more will come.
+    ``payload`` is merged into the request's state. ``cache_salt`` is the digest of the conditioning. ``sampling`` is
+    laid over the request's own. ``end`` says that nothing more will come.
     """
 
     prompt_token_ids: list[int] = field(default_factory=list)
