@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,7 @@ class StageInput:
     end: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class StageOutput:
+class StageOutput(NamedTuple):
     """What one step of a stage produced for one request, for the client's side."""
 
     req_id: str
@@ -55,8 +54,7 @@ class StageOutput:
     error: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StepRow:
+class StepRow(NamedTuple):
     """One row of the step log that ``Omni.trace()`` returns."""
 
     step: int

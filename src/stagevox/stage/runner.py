@@ -30,7 +30,7 @@ from .wire import OmniAsyncOutput, OmniModelRunnerOutput, StageSettings
 
 # At run time a mixin; to the type checker it has what it will be mixed with.
 if TYPE_CHECKING:
-    Upstream = GPUModelRunner
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner as Upstream
 else:
     Upstream = object
 

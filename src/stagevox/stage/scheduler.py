@@ -33,7 +33,7 @@ from .wire import OmniSchedulerOutput, StageSettings
 
 # At run time a mixin; to the type checker it has what it will be mixed with.
 if TYPE_CHECKING:
-    Upstream = Scheduler
+    from vllm.v1.core.sched.scheduler import Scheduler as Upstream
 else:
     Upstream = object
 
@@ -160,7 +160,7 @@ class OmniSchedulerMixin(Upstream):
             except Exception as error:
                 self.omni_fail({req_id: error})
                 return
-        self._outputs.append(StageOutput(req_id, list(tokens), client, reason))
+        self._outputs.append(StageOutput(req_id, tokens, client, reason))
         if reason is not None:
             self._forget(req_id)
 
