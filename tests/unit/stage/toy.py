@@ -108,7 +108,12 @@ class BatchModel(ScalarModel):
 
 
 class MTPMixin:
-    """Runner-managed MTP."""
+    """Runner-managed MTP. Careless on purpose: hands ``mtp_inputs`` over for every span, prompt and replay included."""
+
+    def preprocess(self, input_ids, input_embeds, **info):
+        ids, embeds, update = super().preprocess(input_ids, input_embeds, **info)
+        hidden = info.get("last_hidden", torch.full((1, HIDDEN), -7.0))
+        return ids, embeds, {**update, MTP_INPUTS: (hidden, embeds[-1:])}
 
     def talker_mtp(self, input_ids, input_embeds, last_hidden, text_step):
         self.calls.append(("talker_mtp", last_hidden[:, 0].tolist(), None))
@@ -118,18 +123,11 @@ class MTPMixin:
 
 
 class ScalarMTPModel(MTPMixin, ScalarModel):
-    """Careless on purpose: hands ``mtp_inputs`` over for every span, prompt and replay included."""
-
-    def preprocess(self, input_ids, input_embeds, **info):
-        ids, embeds, update = super().preprocess(input_ids, input_embeds, **info)
-        hidden = info.get("last_hidden", torch.full((1, HIDDEN), -7.0))
-        return ids, embeds, {**update, MTP_INPUTS: (hidden, embeds[-1:])}
+    """Scalar hooks with MTP."""
 
 
 class BatchMTPModel(MTPMixin, BatchModel):
-    """As careless, with the batch hook's five results."""
-
-    preprocess = ScalarMTPModel.preprocess
+    """The batch hook's five results."""
 
     def preprocess_decode_batch(self, *, input_ids, req_infos):
         ids, embeds, updates = super().preprocess_decode_batch(input_ids=input_ids, req_infos=req_infos)
@@ -209,6 +207,7 @@ class Steps:
         """``run`` and ``finish``; returns the embeddings by request as lists."""
         embeds = self.run(*spans, **kwargs)
         self.finish()
+        assert not self.failed
         return {name: rows.tolist() for name, rows in embeds.items()}
 
     @property
