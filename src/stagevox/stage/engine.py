@@ -115,13 +115,15 @@ class StageEngine:
 def sampling_params(fields: Mapping[str, Any], constraints: Mapping[str, Any], room: int) -> SamplingParams:
     """The client's parameters with the model's constraints laid over them.
 
-    Lists such as ``stop_token_ids`` are joined, ``max_tokens`` never exceeds the ``room`` that the context leaves.
+    Lists such as ``stop_token_ids`` are joined; ``max_tokens`` is the least of the client's, the model's and the ``room`` that
+    the context leaves.
     """
     merged = dict(fields)
     for key, value in constraints.items():
         old = merged.get(key)
         merged[key] = [*old, *(item for item in value if item not in old)] if isinstance(value, list) and old else value
-    merged["max_tokens"] = min(merged.get("max_tokens") or room, room)
+    caps = [fields.get("max_tokens"), constraints.get("max_tokens"), room]
+    merged["max_tokens"] = min(cap for cap in caps if cap is not None)
     merged.setdefault("detokenize", False)
     return SamplingParams(**merged)
 
