@@ -29,6 +29,9 @@ from .payload import StageInput, StageOutput, StageRequest, StepRow
 from .plugin import register
 from .wire import StageSettings
 
+# Engines of this process. vLLM's shutdown destroys the process groups that all of them share: only the last one may call it.
+_open: set[StageEngine] = set()
+
 _OURS = frozenset({"model", "worker_cls", "scheduler_cls", "additional_config", "distributed_executor_backend"})
 
 
@@ -46,6 +49,7 @@ class StageEngine:
         self._spec = spec
         config = make_config(spec, overrides or {}, record=record)
         self._core = EngineCore(config, Executor.get_class(config), log_stats=False)
+        _open.add(self)
         self._scheduler: Any = self._core.scheduler
         self._scheduler.make_request = self._make_request
         self._max_model_len = config.model_config.max_model_len
@@ -89,8 +93,15 @@ class StageEngine:
         return size
 
     def close(self) -> None:
-        """Stop the engine."""
-        self._core.shutdown()
+        """Stop the engine; closing it again does nothing."""
+        if self not in _open:
+            return
+        _open.discard(self)
+        if _open:
+            self._core.model_executor.shutdown()
+            self._core.scheduler.shutdown()
+        else:
+            self._core.shutdown()
 
     def _make_request(self, request: StageRequest, given: StageInput) -> Request:
         fields = {**self._spec.sampling, **request.sampling, **given.sampling}
