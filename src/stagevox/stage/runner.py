@@ -35,6 +35,10 @@ else:
     Upstream = object
 
 
+HIDDEN = "hidden"
+"""Name of the hidden rows among a stage's inter-stage outputs; they don't go to clients."""
+
+
 class OmniGPUModelRunner(Upstream):
     """Mixin that gives a vLLM V1 model runner per-request model state, hooks, MTP and several outputs."""
 
@@ -192,6 +196,9 @@ class OmniGPUModelRunner(Upstream):
         result = super().sample_tokens(grammar_output)
         if state is None:
             return result
+        drafts = state.scheduler_output.scheduled_spec_decode_tokens
+        if drafts and isinstance(result, ModelRunnerOutput):
+            self._drop_rejected(drafts, result.sampled_token_ids)
         if self._capabilities.has_postprocess:
             self._postprocess(state.hidden_states)
         outputs, inter_stage = self._collect(state.hidden_states)
@@ -202,6 +209,13 @@ class OmniGPUModelRunner(Upstream):
         if isinstance(result, AsyncModelRunnerOutput):
             return OmniAsyncOutput(result, inter_stage, outputs, failed)
         return OmniModelRunnerOutput.wrap(result, inter_stage, outputs, failed)
+
+    def _drop_rejected(self, drafts: Mapping[str, list[int]], sampled: list[list[int]]) -> None:
+        """Cut rejected drafts off their rows: they are no positions of the request."""
+        for index, row in enumerate(self._rows):
+            drafted = len(drafts.get(row.req_id, ()))
+            if drafted and sampled[index]:
+                self._rows[index] = row._replace(span=row.span - drafted + len(sampled[index]) - 1)
 
     def _postprocess(self, hidden: torch.Tensor) -> None:
         """Call ``postprocess`` with the rows of positions it has not seen yet: a replay never moves state back."""
@@ -225,20 +239,22 @@ class OmniGPUModelRunner(Upstream):
     def _collect(self, hidden: torch.Tensor) -> tuple[Outputs, Outputs]:
         """Client-facing and inter-stage outputs of this step, built apart; two empty dicts when there is nothing."""
         values = self._omni_output.multimodal_outputs if self._omni_output is not None else None
-        if not values and not self._new_codes and not self._capabilities.include_hidden:
+        if self._capabilities.include_hidden:
+            values = {**(values or {}), HIDDEN: hidden}
+        if not values and not self._new_codes:
             return {}, {}
-        num_tokens = self._rows[-1].end
         try:
-            outputs = slice_outputs(self._rows, values, num_tokens)
+            inter_stage = slice_outputs(self._rows, values, self._rows[-1].end, self.model_intermediate_buffer.ledger)
         except ContractError as error:
             self._fail_step(error)
             return {}, {}
         for req_id, codes in self._new_codes.items():
-            outputs.setdefault(req_id, {})[CODES] = codes
-        inter_stage = {req_id: dict(named) for req_id, named in outputs.items()}
-        if self._capabilities.include_hidden:
-            for req_id, named in slice_outputs(self._rows, {"hidden": hidden[:num_tokens]}, num_tokens).items():
-                inter_stage.setdefault(req_id, {}).update(named)
+            inter_stage.setdefault(req_id, {})[CODES] = codes
+        outputs = {}
+        for req_id, named in inter_stage.items():
+            client = {name: value for name, value in named.items() if name != HIDDEN}
+            if client:
+                outputs[req_id] = client
         return outputs, inter_stage
 
 
