@@ -10,13 +10,14 @@ Words and numbers on their own (one or two tokens) are always trained.
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from stagevox.models.mini.text import MONTHS, NUMBER_WORDS, SHORT_NAMES, ThinkerTokenizer, normalise, ordinal_suffix
@@ -62,17 +63,17 @@ def _two_digits(number: int, at: int, digits: int) -> tuple[tuple[str, ...], tup
     return spoken, ((last - 1, last) if len(spoken) == 2 else (last,))
 
 
-@lru_cache(maxsize=None)
+@cache
 def word(text: str) -> Atom:
     return Atom(text, (text,), (0,))
 
 
-@lru_cache(maxsize=None)
+@cache
 def symbol(text: str) -> Atom:
     return Atom(text, (OPERATORS[text],), (0,))
 
 
-@lru_cache(maxsize=None)
+@cache
 def number(text: str) -> Atom:
     """A run of digits."""
     value = int(text)
@@ -84,19 +85,19 @@ def number(text: str) -> Atom:
     return Atom(text, tuple(NUMBER_WORDS[int(c)] for c in text), tuple(range(len(text))))
 
 
-@lru_cache(maxsize=None)
+@cache
 def ordinal(value: int) -> Atom:
     spoken, sources = _two_digits(value, 0, len(str(value)))
     return Atom(f"{value}{ordinal_suffix(value)}", spoken, sources)
 
 
-@lru_cache(maxsize=None)
+@cache
 def hash_number(value: int) -> Atom:
     inner = number(str(value))
     return Atom(f"# {value}", ("number", *inner.spoken), (0, *(1 + i for i in inner.sources)))
 
 
-@lru_cache(maxsize=None)
+@cache
 def clock(hour: int, minute: int, padded: bool = False) -> Atom:
     """7:30; minutes below ten keep their zero, a full hour has no minutes."""
     digits = f"{hour:02d}" if padded else str(hour)
@@ -113,7 +114,7 @@ def clock(hour: int, minute: int, padded: bool = False) -> Atom:
 DATE_FORMS = ("{m} {n}", "{m} {z}", "{m} {o}", "{n} {m}", "{z} {m}", "{o} {m}", "{n} of {m}", "{o} of {m}", "the {n} of {m}", "the {o} of {m}")
 
 
-@lru_cache(maxsize=None)
+@cache
 def date(day: int, month: str, form: str) -> Atom:
     """Any written order is spoken month first."""
     written = form.format(m=month, n=day, o=f"{day}{ordinal_suffix(day)}", z=f"{day:02d}")
@@ -322,9 +323,9 @@ class Example:
     sources: tuple[int, ...]
 
 
-@lru_cache(maxsize=None)
+@cache
 def _tokens(written: str) -> tuple[int, ...]:
-    return tuple(i for chunk in written.split() for i in TOKENIZER._encode_chunk(chunk))
+    return tuple(i for chunk in written.split() for i in TOKENIZER.encode_chunk(chunk))
 
 
 def _clash(before: Atom, after: Atom) -> bool:
@@ -339,7 +340,7 @@ def _clash(before: Atom, after: Atom) -> bool:
 
 def build(category: str, atoms: list[Atom]) -> Example | None:
     """None if two atoms clash or the text is longer than the border allows."""
-    if any(_clash(a, b) for a, b in zip(atoms, atoms[1:], strict=False)):
+    if any(_clash(a, b) for a, b in itertools.pairwise(atoms)):
         return None
     ids: list[int] = []
     sources: list[int] = []
@@ -347,8 +348,8 @@ def build(category: str, atoms: list[Atom]) -> Example | None:
         sources += [len(ids) + i for i in atom.sources]
         ids += _tokens(atom.written)
     spoken = tuple(w for atom in atoms for w in atom.spoken)
-    bound = sum(TOKENIZER._pieces[i] for i in ids)
-    assert bound >= sum(TOKENIZER._pieces[TOKENIZER._word_id[w]] for w in spoken)
+    bound = sum(TOKENIZER.pieces[i] for i in ids)
+    assert bound >= sum(TOKENIZER.pieces[TOKENIZER.word_ids[w]] for w in spoken)
     if len(ids) > TOKENIZER.max_input_tokens or bound > TOKENIZER.max_pieces:
         return None
     return Example(category, " ".join(a.written for a in atoms), spoken, tuple(ids), tuple(sources))

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from grammar import PROMPTS, TOKENIZER, Example, build, exhaustive, examples, held_out, held_out_set, random_words, words
+from grammar import PROMPTS, TOKENIZER, Example, build, examples, exhaustive, held_out, held_out_set, random_words, words
 from model import Shape, Thinker
 from safetensors.torch import save_file
 from torch import Tensor
@@ -36,7 +36,7 @@ def collate(batch: Sequence[Example]) -> tuple[Tensor, Tensor, Tensor]:
     target = torch.full((len(batch), width), -100)
     source = torch.full((len(batch), width), -1)
     for row, e in enumerate(batch):
-        spoken = [TOKENIZER._word_id[w] for w in e.spoken] + [TOKENIZER.eos_id]
+        spoken = [TOKENIZER.word_ids[w] for w in e.spoken] + [TOKENIZER.eos_id]
         line = [TOKENIZER.bos_id, *e.ids, TOKENIZER.sep_id, *spoken]
         ids[row, : len(line)] = torch.tensor(line)
         start = len(e.ids) + 1

@@ -75,6 +75,8 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\b(i|we|you)'ve\b", r"\1 have"),
         (r"\b([ap])\.?\s?m\.(?!\w)", r"\1m"),
         (r"&", " and "),
+        (r"(?<![0-9])[.,:]|[.,:](?![0-9])", " "),
+        (r"(?<![0-9])/|/(?![0-9])", " "),
         (r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))", ""),
         (rf"({_CLOCK})\s*{_DASH}\s*(?={_CLOCK})", r"\1 to "),
         (rf"(?<![0-9])([0-9]{{4}}){_DASH}([0-9]{{1,2}}){_DASH}([0-9]{{1,2}})(?![0-9])", r"\1/\2/\3"),
@@ -90,8 +92,6 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"=\x00", "= ?"),
         (r"([+−×=])", r" \1 "),
         (r"#\s*(?=[0-9])", " \x01 "),
-        (r"(?<![0-9])[.,:]|[.,:](?![0-9])", " "),
-        (r"(?<![0-9])/|/(?![0-9])", " "),
         (r"(?<![a-z])'|'(?![a-z])", " "),
     )
 )
@@ -121,6 +121,12 @@ def normalise(text: str) -> str:
     Nothing is checked and nothing is read here: unknown words, symbols and digits stay.
     """
     text = _unify(text)
+    while (simpler := _simplify(text)) != text:  # what one pass drops may have kept two numbers apart
+        text = simpler
+    return text
+
+
+def _simplify(text: str) -> str:
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
     words = [SHORT_NAMES.get(word, word) for word in "".join(map(_strip, text)).split()]
@@ -132,6 +138,8 @@ class ThinkerTokenizer:
 
     A prompt is ``[bos] input [sep]``; the model goes on with words and ``[eos]``. A word has one id, the same on both sides. A digit has two:
     one at the start of a number, one inside (``1 2`` and ``12`` differ). ``table`` is the JSON that ships beside the weights.
+
+    ``pieces[id]`` is the most pieces of the voice that a token can become, the measure of length.
     """
 
     def __init__(self, table: str | Path | None = None) -> None:
@@ -142,18 +150,19 @@ class ThinkerTokenizer:
         self.max_input_tokens: int = data["max_input_tokens"]
         self.max_pieces: int = data["max_pieces"]
         self._id = {token: i for i, token in enumerate(self.tokens)}
-        self._word_id = {word: self._id[word] for word in self.words}
-        self._pieces: list[int] = data["pieces"]
+        self.word_ids: dict[str, int] = {word: self._id[word] for word in self.words}
+        self.pieces: list[int] = data["pieces"]
         self.pad_id, self.bos_id, self.sep_id, self.eos_id = (self._id[t] for t in ("<pad>", "<bos>", "<sep>", "<eos>"))
 
     @property
     def vocab_size(self) -> int:
+        """Rows of the model's embedding."""
         return len(self.tokens)
 
     @property
     def spoken_ids(self) -> list[int]:
         """The ids that the model may generate: words and eos."""
-        return [self.eos_id, *self._word_id.values()]
+        return [self.eos_id, *self.word_ids.values()]
 
     def encode(self, text: str) -> list[int]:
         """The prompt of a text: ``[bos] input [sep]``.
@@ -165,12 +174,12 @@ class ThinkerTokenizer:
         chunks = normalise(text).split()
         if not chunks:
             raise EmptyTextError(FIELD, "nothing to say")
-        problems = list(dict.fromkeys(_problems(chunks, self._word_id)))
+        problems = list(dict.fromkeys(_problems(chunks, self.word_ids)))
         if problems:
             more = f" and {len(problems) - 10} more" if len(problems) > 10 else ""
             raise VocabularyError(FIELD, f"the voice can't say {', '.join(problems[:10])}{more}", SAYABLE)
-        ids = [i for chunk in chunks for i in self._encode_chunk(chunk)]
-        pieces = sum(self._pieces[i] for i in ids)
+        ids = [i for chunk in chunks for i in self.encode_chunk(chunk)]
+        pieces = sum(self.pieces[i] for i in ids)
         if len(ids) > self.max_input_tokens or pieces > self.max_pieces:
             message = f"too long to be spoken in one go (about {pieces} sounds in {len(ids)} tokens"
             raise TextTooLongError(FIELD, f"{message}; at most {self.max_pieces} in {self.max_input_tokens})")
@@ -182,11 +191,12 @@ class ThinkerTokenizer:
         for i in ids:
             if i == self.eos_id:
                 break
-            assert self.tokens[i] in self._word_id, f"{self.tokens[i]!r} is not a spoken token"
+            assert self.tokens[i] in self.word_ids, f"{self.tokens[i]!r} is not a spoken token"
             words.append(self.tokens[i])
         return " ".join(words)
 
-    def _encode_chunk(self, chunk: str) -> list[int]:
+    def encode_chunk(self, chunk: str) -> list[int]:
+        """The ids of one chunk of a normal form that holds nothing to refuse."""
         if not chunk[0].isdigit():
             return [self._id[chunk]]
         number = re.fullmatch(r"([0-9])([0-9:]*)([a-z]*)", chunk)
@@ -198,14 +208,14 @@ class ThinkerTokenizer:
 def _problems(chunks: Sequence[str], words: dict[str, int]) -> Iterable[str]:
     """What can't be said, as quoted words with a reason where the word alone doesn't tell."""
     for i, chunk in enumerate(chunks):
-        before, after = (chunks[i - 1] if i else ""), (chunks[i + 1] if i + 1 < len(chunks) else "")
+        before, after, later = (chunks[i - 1] if i else ""), *[*chunks[i + 1 : i + 3], "", ""][:2]
         if chunk in words or chunk in ("+", "−", "×", "=", "?"):
             continue
         if chunk == "#" and after[:1].isdigit():
             continue
         if chunk == "of" and after in MONTHS and _day(before):
             continue
-        reason = _number_problem(chunk, after) if re.match("[0-9]", chunk) else ""
+        reason = _number_problem(chunk, later if after == "of" else after) if re.match("[0-9]", chunk) else ""
         if reason is not None:
             yield f"{chunk!r}{reason}"
 
