@@ -1,0 +1,99 @@
+"""The hooks a model may define, as protocols (PC-4 to PC-9).
+
+The runner finds hooks by attribute; a model need not inherit from these. In every signature ``H`` is the hidden
+size, ``span`` the request's rows in this step, ``N`` a number of physical requests, ``Q`` the code groups of a frame.
+
+Hooks return updates, they don't write state: the runner merges an update into the request's state after the hook
+has succeeded (:func:`stagevox.contract.merge_update`). A hook may be called again with the same arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from .outputs import OmniOutput
+
+Update = Mapping[str, Any]
+"""New values for a request's state; nested mappings are merged field by field."""
+
+MTP_INPUTS = "mtp_inputs"
+"""Key of an update under which a decode row hands ``(last_hidden [1, H], text_step [1, H])`` to runner-managed MTP."""
+
+RowResult = tuple[torch.Tensor, torch.Tensor, Update]
+"""``(input_ids [span], input_embeds [span, H], update)``."""
+
+BatchResult = tuple[torch.Tensor, torch.Tensor, Sequence[Update]]
+"""``(input_ids [N], input_embeds [N, H], updates)``, one update a physical request."""
+
+MTPBatchResult = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, Sequence[Update]]
+"""``(input_ids [N], input_embeds [N, H], last_hidden [N, H], text_step [N, H], updates)``."""
+
+
+@runtime_checkable
+class Preprocess(Protocol):
+    """Turns one request's span into embeddings. Needs ``has_preprocess = True``."""
+
+    def preprocess(self, input_ids: torch.Tensor, input_embeds: torch.Tensor, **info: Any) -> RowResult:
+        """Condition one span.
+
+        ``input_ids [span]`` and ``input_embeds [span, H]`` are the span's rows; ``info`` is the request's state and the
+        phase fields of :mod:`stagevox.contract.phase`. What conditions position ``p`` must be a pure function
+        of the request and ``p``: the same position is asked for again after a preemption.
+        """
+        ...
+
+
+@runtime_checkable
+class PreprocessDecodeBatch(Protocol):
+    """Conditions all single-position decode rows that stand side by side in one call."""
+
+    def preprocess_decode_batch(
+        self, *, input_ids: torch.Tensor, req_infos: Sequence[Mapping[str, Any]]
+    ) -> BatchResult | MTPBatchResult:
+        """``input_ids [N]``; ``req_infos[i]`` is the state and phase of the request of row i, never in prefill.
+
+        Return the five-tuple if the model has ``talker_mtp``, else the three-tuple. Return the same
+        ``input_ids`` object if the ids don't change.
+        """
+        ...
+
+
+@runtime_checkable
+class PreprocessBatch(Protocol):
+    """Prepares a whole step before the per-row hooks; the phase fields are not promised here (PC-9)."""
+
+    def preprocess_batch(self, *, input_ids: torch.Tensor, req_infos: Sequence[Mapping[str, Any]]) -> None:
+        """``input_ids [num_tokens]`` of the step; one info a request, in the order of the input batch."""
+        ...
+
+
+@runtime_checkable
+class TalkerMTP(Protocol):
+    """Completes a frame: the code groups after layer 0, and the embedding of the whole frame (PC-8, EX-8)."""
+
+    def talker_mtp(
+        self, input_ids: torch.Tensor, input_embeds: torch.Tensor, last_hidden: torch.Tensor, text_step: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """``input_ids [N]`` holds layer-0 codes sampled from ``last_hidden [N, H]``; returns ``(embeds [N, H], codes [N, Q])``."""
+        ...
+
+
+@runtime_checkable
+class Postprocess(Protocol):
+    """Keeps what the next step needs (EX-7). Needs ``has_postprocess = True``."""
+
+    def postprocess(self, hidden: torch.Tensor, **info: Any) -> Update:
+        """``hidden [span, H]`` of one request; returns an update. Never called for positions it has already seen."""
+        ...
+
+
+@runtime_checkable
+class MakeOmniOutput(Protocol):
+    """Splits what ``forward`` returned into text hidden states and multimodal outputs."""
+
+    def make_omni_output(self, model_outputs: Any, **kwargs: Any) -> OmniOutput:
+        """``kwargs`` holds ``model_intermediate_buffer`` (a state a request) and ``request_token_spans`` in batch order."""
+        ...

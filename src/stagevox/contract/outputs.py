@@ -1,0 +1,59 @@
+"""What a model hands back, and how updates enter a request's state (EX-5, EX-10, EX-15)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+CODES = "codes.audio"
+"""Key of the codec frames ``[frames, Q]`` in ``multimodal_outputs``."""
+
+WAVEFORM = "audio.waveform"
+"""Key of the samples ``[samples]`` that a generation stage returns for a request's new frames."""
+
+SAMPLE_RATE = "audio.sample_rate"
+"""Key of the sample rate in Hz that goes with :data:`WAVEFORM`."""
+
+
+class OmniOutput(NamedTuple):
+    """All that one forward produced.
+
+    ``text_hidden_states [num_tokens, H]`` serves logits and sampling. ``multimodal_outputs`` maps a name to a tensor whose first
+    axis is the token axis, or to one value a request, in the order of the input batch. ``intermediate_tensors`` and
+    ``next_token_ids [num_requests]`` are optional.
+    """
+
+    text_hidden_states: torch.Tensor
+    multimodal_outputs: Mapping[str, Any] | None = None
+    intermediate_tensors: Any = None
+    next_token_ids: torch.Tensor | None = None
+
+
+class OwnedBatchTensor:
+    """A tensor that its maker gives away: freshly made, written by nobody else, so the runner need not copy it.
+
+    Anything not wrapped in this is taken for reused storage and copied before the next step can overwrite it.
+    """
+
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+
+def merge_update(state: Mapping[str, Any], update: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``state`` with ``update`` laid over it; neither argument is changed.
+
+    Mappings present on both sides are merged field by field at any depth, so siblings survive; every other value of
+    ``update`` replaces that of ``state``. Tensors are kept by reference.
+    """
+    merged = dict(state)
+    for key, value in update.items():
+        old = merged.get(key)
+        if isinstance(value, Mapping) and isinstance(old, Mapping):
+            merged[key] = merge_update(old, value)
+        else:
+            merged[key] = value
+    return merged
