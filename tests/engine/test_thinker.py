@@ -16,7 +16,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 vllm = pytest.importorskip("vllm")
 
-from stagevox.models.mini.text import ThinkerTokenizer
+from stagevox.models.mini.text import ThinkerTokenizer  # noqa: E402
 
 DATA = Path(__file__).parents[1] / "data"
 WEIGHTS = str(files("stagevox.models.mini") / "weights" / "thinker")
@@ -43,8 +43,8 @@ READINGS = {
 @pytest.fixture(scope="module")
 def engine() -> Any:
     return vllm.LLM(
-        model=WEIGHTS, skip_tokenizer_init=True, dtype="float32", enforce_eager=True, max_model_len=256, kv_cache_memory_bytes=64 << 20,
-        block_size=32, gpu_memory_utilization=0.05, max_num_seqs=64,
+        model=WEIGHTS, skip_tokenizer_init=True, dtype="float32", enforce_eager=True, max_model_len=256,
+        kv_cache_memory_bytes=64 << 20, block_size=32, gpu_memory_utilization=0.05, max_num_seqs=64,
     )  # fmt: skip
 
 

@@ -76,7 +76,8 @@ def test_normalise(text: str, expected: str) -> None:
 
 def test_normalising_twice_changes_nothing() -> None:
     r = random.Random(0)
-    alphabet = list("0123456789abmpx'.,:;!?+-–−*×=#/&%°²½ \t") + ["am", "seven", "good bye", "it's", "Ⅳ", "İ", "ß", "é", "٣", "\u200b", "\ufe0f", "😀", "–"]
+    words = ["am", "seven", "good bye", "it's", "Ⅳ", "İ", "ß", "é", "٣", "\u200b", "\ufe0f", "😀"]
+    alphabet = [*"0123456789abmpx'.,:;!?+-–−*×=#/&%°²½ \t", *words]
     for _ in range(20_000):
         text = "".join(r.choices(alphabet, k=r.randint(1, 12)))
         once = normalise(text)
@@ -109,7 +110,7 @@ def test_encode(tokenizer: ThinkerTokenizer, text: str, expected: str) -> None:
 
 def test_words_have_the_same_id_on_both_sides(tokenizer: ThinkerTokenizer) -> None:
     text = " ".join(tokenizer.words[:12])
-    assert tokenizer.decode(tokenizer.encode(text)[1:-1] + [tokenizer.eos_id, tokenizer.encode("cat")[1]]) == text
+    assert tokenizer.decode([*tokenizer.encode(text)[1:-1], tokenizer.eos_id, tokenizer.encode("cat")[1]]) == text
     assert len(tokenizer.spoken_ids) == len(set(tokenizer.spoken_ids)) == 139
 
 
@@ -183,7 +184,7 @@ def test_longest_texts_fit(tokenizer: ThinkerTokenizer) -> None:
 
 def test_any_text_is_encoded_or_refused(tokenizer: ThinkerTokenizer) -> None:
     r = random.Random(1)
-    parts = [*tokenizer.words, *"0123456789", *"+-−–x*×=#?:/.,'&", "th", "st", "of", "7:30", "4th", "july", "the", "½", "%", "é", "\u200d", "😀"]
+    parts = [*tokenizer.words, *"0123456789", *"+-−–x*×=#?:/.,'&", "th", "st", "of", "7:30", "4th", "½", "%", "é", "\u200d", "😀"]
     good = 0
     for _ in range(5_000):
         text = "".join(r.choice(parts) + r.choice(("", " ", " ")) for _ in range(r.randint(1, 8)))
@@ -204,6 +205,7 @@ def test_ordinal_suffixes() -> None:
 
 def test_held_out_file_is_disjoint_from_training(tokenizer: ThinkerTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(GRAMMAR), *sys.path])
+    import data
     import grammar
 
     rows = [json.loads(line) for line in (DATA / "thinker_heldout.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -211,7 +213,7 @@ def test_held_out_file_is_disjoint_from_training(tokenizer: ThinkerTokenizer, mo
     assert len(texts) == len(rows) == 600
     assert {row["category"] for row in rows} == set(grammar.CATEGORIES)
     texts |= {normalise(p["text"]) for p in json.loads((DATA / "voice_prompts.json").read_text())["prompts"]}
-    stream = grammar.examples(seed=0, held=False)
+    stream = data.examples(seed=0, held=False)
     trained = [next(stream) for _ in range(20_000)]
     assert not texts & {e.written for e in trained}
     for e in trained[:5_000]:
@@ -222,12 +224,13 @@ def test_held_out_file_is_disjoint_from_training(tokenizer: ThinkerTokenizer, mo
 @pytest.mark.parametrize(
     ("text", "spoken"),
     [
-        ("7", "seven"), ("0", "zero"), ("13", "thirteen"), ("40", "forty"), ("42", "forty two"), ("07", "zero seven"), ("305", "three zero five"),
-        ("1984", "nineteen eighty four"), ("2010", "twenty ten"), ("1900", "one nine zero zero"), ("2005", "two zero zero five"),
+        ("7", "seven"), ("0", "zero"), ("13", "thirteen"), ("40", "forty"), ("42", "forty two"), ("07", "zero seven"),
+        ("305", "three zero five"), ("1984", "nineteen eighty four"), ("2010", "twenty ten"),
+        ("1900", "one nine zero zero"), ("2005", "two zero zero five"),
     ],
 )  # fmt: skip
 def test_the_grammar_reads_numbers(text: str, spoken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(GRAMMAR), *sys.path])
-    import grammar
+    import atoms
 
-    assert " ".join(grammar.number(text).spoken) == spoken
+    assert " ".join(atoms.number(text).spoken) == spoken

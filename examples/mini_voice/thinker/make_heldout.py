@@ -12,7 +12,7 @@ import json
 import random
 from pathlib import Path
 
-from grammar import disguise, held_out, held_out_set
+from data import disguise, held_out, held_out_set
 
 
 def main() -> None:

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Shape:
+    """The model's sizes."""
+
     vocab_size: int
     hidden: int = 128
     layers: int = 3
@@ -30,16 +32,32 @@ class Shape:
     def hf_config(self, bos: int, eos: int, pad: int) -> dict[str, object]:
         """config.json of a ``LlamaForCausalLM`` checkpoint."""
         return {
-            "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": self.vocab_size, "hidden_size": self.hidden,
-            "num_hidden_layers": self.layers, "num_attention_heads": self.heads, "num_key_value_heads": self.heads,
-            "head_dim": self.head_dim, "intermediate_size": self.feed_forward, "hidden_act": "silu", "rms_norm_eps": self.eps,
-            "rope_theta": self.rope_theta, "rope_parameters": {"rope_type": "default", "rope_theta": self.rope_theta},
-            "max_position_embeddings": self.max_positions, "tie_word_embeddings": True, "attention_bias": False, "mlp_bias": False,
-            "bos_token_id": bos, "eos_token_id": eos, "pad_token_id": pad, "dtype": "float16",
-        }  # fmt: skip
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.heads,
+            "head_dim": self.head_dim,
+            "intermediate_size": self.feed_forward,
+            "hidden_act": "silu",
+            "rms_norm_eps": self.eps,
+            "rope_parameters": {"rope_type": "default", "rope_theta": self.rope_theta},
+            "max_position_embeddings": self.max_positions,
+            "tie_word_embeddings": True,
+            "attention_bias": False,
+            "mlp_bias": False,
+            "bos_token_id": bos,
+            "eos_token_id": eos,
+            "pad_token_id": pad,
+            "dtype": "float16",
+        }
 
 
 class RMSNorm(nn.Module):
+    """Root mean square norm."""
+
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
@@ -50,6 +68,8 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
+    """Causal attention with rotary positions."""
+
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.heads, self.head_dim = shape.heads, shape.head_dim
@@ -58,7 +78,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """``x [B, T, H]`` -> output ``[B, T, H]`` and the log attention of head 0, ``[B, T, T]``."""
         batch, length, hidden = x.shape
-        q, k, v = (p(x).view(batch, length, self.heads, self.head_dim).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
+        split = (batch, length, self.heads, self.head_dim)
+        q, k, v = (p(x).view(split).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
         q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
         scores = (q * self.head_dim**-0.5) @ k.transpose(2, 3) + mask
         out = scores.softmax(-1) @ v
@@ -71,6 +92,8 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class FeedForward(nn.Module):
+    """SiLU-gated."""
+
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(shape.hidden, shape.feed_forward, bias=False)
@@ -82,6 +105,8 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
+    """One block."""
+
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(shape.hidden, shape.eps)
@@ -96,6 +121,8 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
+    """What a checkpoint calls ``model``."""
+
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden)
@@ -112,8 +139,8 @@ class Thinker(nn.Module):
         self.model = Decoder(shape)
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
-                residual = name.endswith(("o_proj.weight", "down_proj.weight"))
-                nn.init.normal_(parameter, std=0.05 if "embed" in name else parameter.shape[1] ** -0.5 * (0.4 if residual else 1.0))
+                gain = 0.4 if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
+                nn.init.normal_(parameter, std=0.05 if "embed" in name else gain * parameter.shape[1] ** -0.5)
 
     def forward(self, ids: Tensor) -> tuple[Tensor, list[Tensor]]:
         length, half = ids.shape[1], self.shape.head_dim // 2

@@ -2,8 +2,8 @@
 
     python train.py --minutes 12 --out ../../../src/stagevox/models/mini/weights/thinker
 
-One core is enough. The exported folder is an ordinary ``LlamaForCausalLM`` checkpoint: config.json, model.safetensors (fp16), tokens.json (the
-front end's table, copied) and metrics.json (what this script measured, with the weights rounded to fp16).
+One core is enough. The exported folder is an ordinary ``LlamaForCausalLM`` checkpoint: config.json, model.safetensors (fp16),
+tokens.json (the front end's table, copied) and metrics.json (what this script measured, with the weights rounded to fp16).
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from grammar import PROMPTS, TOKENIZER, Example, build, examples, exhaustive, held_out, held_out_set, random_words, words
+from atoms import words
+from data import PROMPTS, TOKENIZER, Example, build, examples, exhaustive, held_out, held_out_set, word_strings
 from model import Shape, Thinker
 from safetensors.torch import save_file
 from torch import Tensor
@@ -30,7 +31,7 @@ GUIDED_LAYER = 1
 
 
 def collate(batch: Sequence[Example]) -> tuple[Tensor, Tensor, Tensor]:
-    """ids ``[B, T]``; the target of every position, -100 outside the spoken part; the position each target is read from, or -1."""
+    """Ids ``[B, T]``; every position's target, -100 outside the spoken part; the position each target is read from, or -1."""
     width = max(len(e.ids) + len(e.spoken) for e in batch) + 3
     ids = torch.full((len(batch), width), TOKENIZER.pad_id)
     target = torch.full((len(batch), width), -100)
@@ -74,7 +75,10 @@ def loss_of(model: Thinker, batch: Sequence[Example]) -> tuple[Tensor, Tensor, f
 
 @torch.no_grad()
 def exact(model: Thinker, rows: Sequence[Example], size: int = 250) -> list[bool]:
-    """Is the greedy output of each example right as a whole? (Teacher forcing with every step's arg max right is the same thing.)"""
+    """Is the greedy output of each example right as a whole?
+
+    Teacher forcing answers that: greedy decoding is right exactly if every step's arg max is, given the right words before it.
+    """
     out: dict[int, bool] = {}
     order = sorted(range(len(rows)), key=lambda i: len(rows[i].ids) + len(rows[i].spoken))
     for at in range(0, len(order), size):
@@ -120,22 +124,6 @@ def round_to_half(model: Thinker) -> None:
     """Weights as they are stored: fp16, computed in fp32."""
     for parameter in model.parameters():
         parameter.data = parameter.data.half().float()
-
-
-def word_strings(per_length: int) -> list[Example]:
-    """Held-out random strings of 1..16 vocabulary words (single words are trained)."""
-    import random
-
-    r = random.Random(3)
-    out = []
-    for length in range(1, 17):
-        rows: list[Example] = []
-        while len(rows) < per_length:
-            example = build("words", [*random_words(r), *random_words(r)][:length])
-            if example and len(example.spoken) == length and (length <= 2 or held_out(example)):
-                rows.append(example)
-        out += rows
-    return out
 
 
 def measure(model: Thinker, full: bool) -> dict[str, object]:

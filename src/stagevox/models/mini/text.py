@@ -22,12 +22,13 @@ What can be written, and how the model reads it::
     #7                                                                  number seven
 
 ``-`` is minus between two numbers and directly before a number that follows a space; elsewhere it is a hyphen or a dash.
-``x`` and ``*`` are times between two numbers. Case, common punctuation and emoji carry nothing and are dropped. Contractions that
-the vocabulary can say (it's, what's, we've), ``&`` and the names of days and months in short (Mon, Sept) are written out.
+``x`` and ``*`` are times between two numbers. Case, common punctuation and emoji carry nothing and are dropped.
+Contractions that the vocabulary can say (it's, what's, we've), ``&`` and the short names of days and months (Mon, Sept)
+are written out.
 
-Everything else is refused with a :class:`~stagevox.errors.VocabularyError`: unknown words, am and pm, decimals (3.5), fractions (1/2),
-per cent, degrees, currencies, powers, other digits than 0-9, times such as 12:75, a number before a month that is no day (45 July), wrong
-ordinals (2th), ISO dates, runs of more than 12 digits.
+Everything else is refused with a :class:`~stagevox.errors.VocabularyError`: unknown words, am and pm, decimals (3.5),
+fractions (1/2), per cent, degrees, currencies, powers, other digits than 0-9, times such as 12:75, a number before a month
+that is no day (45 July), wrong ordinals (2th), ISO dates, runs of more than 12 digits.
 """
 
 from __future__ import annotations
@@ -45,15 +46,19 @@ MAX_CHARACTERS = 1000
 MAX_DIGITS = 12
 FIELD = "text"
 SAYABLE = (
-    "numbers with up to 12 digits", "+ - x =", "clock times", "days, months and dates", "times of day", "ten colours", "eight animals",
-    "twelve objects", "greetings and the little words between them",
-)
+    "numbers with up to 12 digits", "+ - x =", "clock times", "days, months and dates", "times of day", "ten colours",
+    "eight animals", "twelve objects", "greetings and the little words between them",
+)  # fmt: skip
 
-MONTHS = ("january", "february", "march", "april", "may", "june", "july", "august", "september", "october", "november", "december")
+MONTHS = (
+    "january", "february", "march", "april", "may", "june",
+    "july", "august", "september", "october", "november", "december",
+)  # fmt: skip
 NUMBER_WORDS = (
-    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen",
-    "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety",
-)
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine",
+    "ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
+    "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety",
+)  # fmt: skip
 SHORT_NAMES = {
     "jan": "january", "feb": "february", "mar": "march", "apr": "april", "jun": "june", "jul": "july", "aug": "august",
     "sep": "september", "sept": "september", "oct": "october", "nov": "november", "dec": "december",
@@ -100,8 +105,12 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 def _unify(text: str) -> str:
     """NFKC and case folding; superscripts and fractions stay, for NFKC would make 52 of 5²."""
     kept = ("<super>", "<sub>", "<fraction>")
-    parts = (c if unicodedata.decomposition(c).startswith(kept) else unicodedata.normalize("NFKC", c) for c in text.translate(_QUOTES))
-    return unicodedata.normalize("NFC", "".join(parts).casefold()).translate(_QUOTES)
+
+    def unify(character: str) -> str:
+        return character if unicodedata.decomposition(character).startswith(kept) else unicodedata.normalize("NFKC", character)
+
+    text = "".join(map(unify, text.translate(_QUOTES)))
+    return unicodedata.normalize("NFC", text.casefold()).translate(_QUOTES)
 
 
 def _strip(character: str) -> str:
@@ -136,8 +145,9 @@ def _simplify(text: str) -> str:
 class ThinkerTokenizer:
     """Written text -> prompt ids, generated ids -> spoken words.
 
-    A prompt is ``[bos] input [sep]``; the model goes on with words and ``[eos]``. A word has one id, the same on both sides. A digit has two:
-    one at the start of a number, one inside (``1 2`` and ``12`` differ). ``table`` is the JSON that ships beside the weights.
+    A prompt is ``[bos] input [sep]``; the model goes on with words and ``[eos]``. A word has one id, the same on both
+    sides. A digit has two: one at the start of a number, one inside (``1 2`` and ``12`` differ). ``table`` is the JSON that
+    ships beside the weights.
 
     ``pieces[id]`` is the most pieces of the voice that a token can become, the measure of length.
     """
@@ -167,7 +177,8 @@ class ThinkerTokenizer:
     def encode(self, text: str) -> list[int]:
         """The prompt of a text: ``[bos] input [sep]``.
 
-        Raises :class:`EmptyTextError`, :class:`VocabularyError` (names everything that can't be said) or :class:`TextTooLongError`.
+        Raises :class:`EmptyTextError`, :class:`VocabularyError` (names everything that can't be said) or
+        :class:`TextTooLongError`.
         """
         if len(text) > MAX_CHARACTERS:
             raise TextTooLongError(FIELD, f"{len(text)} characters; the voice takes at most {MAX_CHARACTERS}")
