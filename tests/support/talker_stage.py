@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 
 from stagevox.contract import CODES
+from stagevox.models.registry import resolve_topology
 
 from stagevox.stage.engine import StageEngine
 from stagevox.stage.payload import StageRequest, StepRow
@@ -28,10 +30,8 @@ class Spoken:
 
 def talker_engine(**overrides: Any) -> StageEngine:
     """The Talker's engine, recording its step log; no adapter, since tests hand it its state."""
-    from pathlib import Path
-    from stagevox.config.topology import StageSpec
-    from stagevox.contract import StageExecutionType
-    spec = StageSpec("talker",StageExecutionType.AR,Path("src/stagevox/models/mini/weights/talker"),engine_args=dict(dtype="float32",enforce_eager=True,skip_tokenizer_init=True,block_size=32,kv_cache_memory_bytes=64<<20,gpu_memory_utilization=0.05,max_num_seqs=8,max_model_len=192),constraints=dict(stop_token_ids=[512]))
+    spec = {stage.name: stage for stage in resolve_topology("mini").stages}["talker"]
+    spec = dataclasses.replace(spec, input_adapter=None, chunk_processor=None)
     return StageEngine(spec, overrides, record=True)
 
 
