@@ -23,6 +23,7 @@
     │   └── MissingStateError      state the model needs and nobody stored
     └── RequestFailedError         a request ended without a result
         ├── DeadlineError          an upstream input or chunk never came
+        ├── ChunkOrderError        a chunk was lost, repeated or came after the end
         └── StageDiedError         the stage's engine is gone
 """
 
@@ -135,6 +136,10 @@ class RequestFailedError(StagevoxError):
 
 class DeadlineError(RequestFailedError):
     """An upstream input or chunk did not come in time."""
+
+
+class ChunkOrderError(RequestFailedError):
+    """A chunk came out of order: one was lost or repeated, or it came after the end."""
 
 
 class StageDiedError(RequestFailedError):
