@@ -123,11 +123,11 @@ class Orchestrator:
     def _(self, event: ChunkProduced) -> list[Command]:
         progress = self._requests.get(event.chunk.req_id)
         target = progress.downstream(event.stage) if progress and event.stage in progress.stages else None
-        if progress is None or target is None or progress.stages[target].finish_reason is not None:
+        if progress is None or target is None:
             return []
         progress.heard_at = event.now
         progress.stages[target].has_all_input |= event.chunk.end
-        return [ForwardChunk(target, event.chunk)]
+        return [] if progress.stages[target].finish_reason else [ForwardChunk(target, event.chunk)]
 
     @_handle.register
     def _(self, event: RequestFailed) -> list[Command]:
@@ -172,18 +172,13 @@ class Orchestrator:
         return progress if progress is not None and stage in progress.open_stages() else None
 
     def _settle(self, progress: Progress, now: float) -> list[Command]:
-        """End the request if its last stage has ended."""
-        last = progress.stages[progress.last].finish_reason
-        if last is None:
+        """End the request if its last stage has ended; what still runs upstream is cut."""
+        if progress.stages[progress.last].finish_reason is None:
             return []
         open_stages = progress.open_stages()
-        if all(progress.stages[progress.downstream(name) or name].has_all_input for name in open_stages):
-            # Chunks and outputs travel apart: a stage whose last chunk was used up has yet to say how it ended.
-            return [] if open_stages else self._end(progress, now, progress.finish_reason())
-        if last == "length":
-            return self._end(progress, now, "length")
-        error = RequestFailedError(f"{progress.last}: ended before {open_stages[-1]} did")
-        return self._end(progress, now, "error", error)
+        if open_stages and all(progress.has_sent_all(name) for name in open_stages):
+            return []  # Chunks and outputs travel apart: those stages have yet to say how they ended.
+        return self._end(progress, now, progress.finish_reason())
 
     def _end(self, progress: Progress, now: float, reason: str, error: Exception | None = None) -> list[Command]:
         """Forget the request and free it wherever it is still held."""

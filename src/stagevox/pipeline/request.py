@@ -73,8 +73,13 @@ class Progress:
         number = road.index(stage) + 1
         return road[number] if number < len(road) else None
 
+    def has_sent_all(self, stage: str) -> bool:
+        """True if the last chunk of ``stage`` has come."""
+        target = self.downstream(stage)
+        return target is not None and self.stages[target].has_all_input
+
     def finish_reason(self) -> str:
-        """``stop`` if every stage came to its end, else ``length``."""
+        """``stop`` if every stage came to its own end, so that all was spoken; else ``length``."""
         return "stop" if all(stage.finish_reason == "stop" for stage in self.stages.values()) else "length"
 
     def timing(self, now: float) -> Timing:
