@@ -1,0 +1,35 @@
+# Needs Python 3.11, gcc and make. Everything else goes into .venv; nothing outside this folder is touched.
+PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3.11)
+RUN := .venv/bin/python
+TEXT ?= hello from stagevox
+
+.PHONY: setup setup-dev demo test check format bench clean
+.NOTPARALLEL:
+
+setup:  ## the CPU runtime
+	@$(PYTHON) tools/setup_venv.py
+
+setup-dev:  ## and the tools of tests and checks
+	@$(PYTHON) tools/setup_venv.py --dev
+
+demo: setup  ## say a sentence with the packaged voice
+	@$(RUN) -m stagevox.cli.main say "$(TEXT)"
+
+test: check  ## all that a change must pass
+	$(RUN) -m pytest
+
+check: setup-dev  ## lint, format and types, without tests
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+
+format: setup-dev
+	$(RUN) -m ruff check --fix .
+	$(RUN) -m ruff format .
+
+bench: setup
+	$(RUN) -m stagevox.cli.main bench
+
+clean:  ## all that make made
+	rm -rf .venv .venv.lock build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache
+	find src tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
