@@ -21,6 +21,7 @@
     │   ├── HookShapeError
     │   ├── HookRaisedError        the hook itself raised
     │   └── MissingStateError      state the model needs and nobody stored
+    ├── ClosedError                used after close()
     └── RequestFailedError         a request ended without a result
         ├── DeadlineError          an upstream input or chunk never came
         ├── ChunkOrderError        a chunk was lost, repeated or came after the end
@@ -128,6 +129,10 @@ class HookRaisedError(ContractError):
 
 class MissingStateError(ContractError):
     """Per-request state that a hook needs was never stored."""
+
+
+class ClosedError(StagevoxError):
+    """Something was used after it had been closed."""
 
 
 class RequestFailedError(StagevoxError):

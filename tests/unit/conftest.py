@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from stagevox.config.topology import StageSpec, Topology
 from stagevox.connectors.chunks import LEFT_CONTEXT, FrameChunks, WholeReply
+from stagevox.contract import CODES, WAVEFORM, StageExecutionType
+from stagevox.errors import EmptyTextError, UnknownModelError, UnknownVoiceError, VocabularyError
 from stagevox.stage.payload import StageOutput, StageRequest
 
-AUDIO = "audio.waveform"
+AUDIO = WAVEFORM
 
 
 def join(blocks):
@@ -22,11 +27,12 @@ class FakeStage:
 
     ``whole``: waits for all its input, then makes ``len(input) * factor`` rows ``(name, req_id, n)``, at most ``max_tokens``.
     Otherwise it passes on all rows on hand as samples, and ends when its input has ended.
+    ``show`` makes the client's tensors of a step's rows.
     Faults: ``lose`` holds ``(req_id, seq)`` of chunks that never leave; ``fail`` request ids that end in an error after a row;
     ``refuse`` ids whose ``add`` raises; ``mute`` ids that are never served; ``die_at`` the step that raises ``death``.
     """
 
-    def __init__(self, name, processor=None, *, whole=True, factor=1, slots=4, on_step=None):
+    def __init__(self, name, processor=None, *, whole=True, factor=1, slots=4, on_step=None, show=None):
         self.name = name
         self.processor = processor
         self.whole, self.factor, self.slots = whole, factor, slots
@@ -36,6 +42,7 @@ class FakeStage:
         self.steps = 0
         self.closed = False
         self.on_step = on_step
+        self.show = show or (lambda rows: {} if whole else {AUDIO: rows})
 
     def add(self, request: StageRequest):
         if request.req_id in self.refuse:
@@ -95,12 +102,12 @@ class FakeStage:
             return StageOutput(req_id, [], {}, "length" if cap < total else "stop"), {}
         state.made += 1
         rows = [(self.name, req_id, state.made - 1)]
-        return StageOutput(req_id, [state.made - 1], {}), {"rows": rows}
+        return StageOutput(req_id, [state.made - 1], self.show(rows)), {"rows": rows}
 
     def _samples(self, req_id, state):
         rows, state.rows = state.rows, []
         state.made += len(rows)
-        return StageOutput(req_id, [], {AUDIO: rows} if rows else {}, "stop" if state.end else None), {}
+        return StageOutput(req_id, [], self.show(rows) if rows else {}, "stop" if state.end else None), {}
 
     def trace(self):
         return []
@@ -146,3 +153,53 @@ class Clock:
 @pytest.fixture
 def clock():
     return Clock()
+
+
+class FakeFrontEnd:
+    """A token a letter; knows no digits, and no voice but two."""
+
+    voices = ("slt", "kal")
+    sample_rate = 100
+
+    def __init__(self, checkpoint):
+        self.checkpoint = checkpoint
+
+    def admit(self, req_id, text, voice):
+        if not text.strip():
+            raise EmptyTextError("text", "empty")
+        if voice is not None and voice not in self.voices:
+            raise UnknownVoiceError("voice", f"no voice {voice!r}", self.voices)
+        if any(letter.isdigit() for letter in text):
+            raise VocabularyError("text", f"can't say {text!r}")
+        return StageRequest(req_id, [ord(letter) for letter in text], options={"voice": voice or "slt"})
+
+    def reply_text(self, token_ids):
+        return f"{len(token_ids)} letters"
+
+
+@pytest.fixture
+def fake_model(monkeypatch, fake_stages):
+    """Make ``Omni("fake")`` run on stages without engines; returns them by name once they are started."""
+    stages = {stage.name: stage for stage in fake_stages()}
+    stages["talker"].show = lambda rows: {CODES: [[n, n + 1] for _, _, n in rows]}
+    stages["code2wav"].show = lambda rows: {AUDIO: [n / 100 for _, _, n in rows]}
+    model = ModuleType("stagevox_fake_model")
+    model.FrontEnd = FakeFrontEnd
+    monkeypatch.setitem(sys.modules, "stagevox_fake_model", model)
+    specs = tuple(StageSpec(name, StageExecutionType.AR, Path("/nowhere")) for name in stages)
+    topology = Topology("fake", specs, "stagevox_fake_model:FrontEnd", Path("/nowhere"))
+
+    def resolve(name):
+        if name != "fake":
+            raise UnknownModelError("model", f"no model {name!r}", ["fake"])
+        return topology
+
+    def start(spec, overrides, record):
+        stages[spec.name].overrides, stages[spec.name].record = dict(overrides), record
+        started.append(spec.name)
+        return stages[spec.name]
+
+    started = []
+    monkeypatch.setattr("stagevox.models.registry.resolve_topology", resolve, raising=False)
+    monkeypatch.setattr("stagevox.omni.start_stage", start)
+    return SimpleNamespace(stages=stages, started=started)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stagevox.connectors.base import Chunk
+from stagevox.errors import StagevoxError
 from stagevox.stage.payload import StageOutput, StageRequest
 
 from .request import OmniRequest, Timing
@@ -114,7 +115,7 @@ class FinishRequest:
     req_id: str
     finish_reason: str
     """``stop``: all was spoken; ``length``: a cap cut it; ``abort``; or ``error``, then ``error`` is set."""
-    error: Exception | None
+    error: StagevoxError | None
     timing: Timing
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from stagevox.connectors.base import Connector
@@ -83,6 +84,10 @@ class InlineDriver:
         """End a request and free it everywhere; an unknown id is ignored."""
         self._tell(RequestAborted(self._clock(), req_id))
 
+    def fail(self, req_id: str, error: Exception) -> None:
+        """End a request with an error that was found outside the stages; an unknown id is ignored."""
+        self._tell(RequestFailed(self._clock(), req_id, error))
+
     def abort_all(self) -> None:
         """End every request in flight."""
         for req_id in self._orchestrator.req_ids:
@@ -95,15 +100,24 @@ class InlineDriver:
         for stage in self._alive.values():
             assert not stage.num_requests, f"{stage.num_requests} requests held by {stage.name}"
 
-    def events(self) -> Iterator[ClientEvent]:
+    def events(self, each_round: Callable[[], None] | None = None) -> Iterator[ClientEvent]:
         """Run until no request is left, yielding what clients see as it comes; requests may be submitted meanwhile.
 
-        Sleeps while requests wait and no stage has work. If the iteration is interrupted or given up, all requests are aborted.
+        Sleeps while requests wait and no stage has work. Calls ``each_round`` between rounds, where every engine is at rest. If
+        the iteration is interrupted or given up, all requests are aborted.
         """
-        try:
+        with self.cleared_on_error():
             while self.num_requests or self._events:
+                if each_round is not None:
+                    each_round()
                 yield from self.step()
                 self._idle()
+
+    @contextmanager
+    def cleared_on_error(self) -> Iterator[None]:
+        """Abort every request and forget what was not yet told if the block raises."""
+        try:
+            yield
         except BaseException:
             self.abort_all()
             self._events.clear()

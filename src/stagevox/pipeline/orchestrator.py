@@ -136,7 +136,7 @@ class Orchestrator:
             return []
         error = event.error
         if not isinstance(error, StagevoxError):
-            error = RequestFailedError(f"{type(error).__name__}: {error}")
+            error = RequestFailedError(f"{type(event.error).__name__}: {event.error}")
             error.__cause__ = event.error
         return self._end(progress, event.now, "error", error)
 
@@ -180,7 +180,7 @@ class Orchestrator:
             return []  # Chunks and outputs travel apart: those stages have yet to say how they ended.
         return self._end(progress, now, progress.finish_reason())
 
-    def _end(self, progress: Progress, now: float, reason: str, error: Exception | None = None) -> list[Command]:
+    def _end(self, progress: Progress, now: float, reason: str, error: StagevoxError | None = None) -> list[Command]:
         """Forget the request and free it wherever it is still held."""
         req_id = progress.request.req_id
         del self._requests[req_id]
