@@ -11,7 +11,6 @@ Row k         : text id k; then one EOS row; then PAD rows for ever (stateless: 
 Prompt        : [speaker] [row 0 + codec PAD] ... [row P-1 + codec PAD] [row P + codec BOS]   -> predicts frame 0.
 Groups 1..Q-1 : code predictor (MTP) from the talker's hidden state and the codes already chosen for the frame.
 """
-
 import argparse, json, math, os, struct, wave
 import torch
 import torch.nn.functional as F
@@ -23,15 +22,13 @@ WEIGHTS = os.path.join(HERE, "..", "..", "src", "stagevox", "models", "mini", "w
 
 class TinyOmni:
     def __init__(self, path=WEIGHTS, dtype=torch.float32):
-        t, c = (json.load(open(os.path.join(path, stage, "config.json"))) for stage in ("talker", "code2wav"))
+        def read(*name):
+            with open(os.path.join(path, *name)) as f:
+                return json.load(f)
+
+        t, c, tk = read("talker", "config.json"), read("code2wav", "config.json"), read("talker", "tokenizer.json")
         t |= {"rope_theta": t["rope_parameters"]["rope_theta"], "num_code_groups": len(t["codebook_sizes"])}
-        self.cfg = {
-            "talker": t,
-            "code_predictor": {"num_layers": t["predictor_layers"]},
-            "code2wav": c,
-            "sample_rate": c["sample_rate"],
-        }
-        tk = json.load(open(os.path.join(path, "talker", "tokenizer.json")))
+        self.cfg = {"talker": t, "code_predictor": {"num_layers": t["predictor_layers"]}, "code2wav": c, "sample_rate": c["sample_rate"]}
         self.words, self.eos_text, self.pad_text = tk["words"], tk["eos_id"], tk["pad_id"]
         self.w = {}
         for stage in ("talker", "code2wav"):
@@ -70,7 +67,7 @@ class TinyOmni:
         w, n = self.w, x.shape[0]
         past = kv[0][0].shape[1] if kv[0] else 0
         pos = torch.arange(past, past + n)
-        mask = torch.ones(n, past + n, dtype=torch.bool).tril(past)  # explicit: row i sees keys 0..past+i
+        mask = torch.ones(n, past + n, dtype=torch.bool).tril(past)          # explicit: row i sees keys 0..past+i
         for i in range(self.cfg["talker"]["num_hidden_layers"]):
             p = f"talker.layers.{i}."
             q, k, v = F.linear(self.norm(x, w[p + "input_norm"]), w[p + "qkv"]).view(n, 3, self.H, self.hd).permute(1, 2, 0, 3)
@@ -135,10 +132,7 @@ class TinyOmni:
             if c0 == self.c_eos:
                 break
             out.append(self.predict_groups(h, c0, pick))
-            x = (
-                self.frame_embedding(torch.tensor([out[-1]]))
-                + self.w["talker.text_embedding"][self.row_ids(ids, row_index(self.P + 1 + f), 1)]
-            )
+            x = self.frame_embedding(torch.tensor([out[-1]])) + self.w["talker.text_embedding"][self.row_ids(ids, row_index(self.P + 1 + f), 1)]
             h = self.talker(x, kv)[-1]
         return torch.tensor(out, dtype=torch.long).reshape(-1, self.Q)
 
@@ -147,15 +141,13 @@ class TinyOmni:
         """re-feed prompt + whole history in spans of `span` positions with a KV cache; returns the greedy layer-0 choices"""
         ids, kv = self.tokenize(text), self.new_kv()
         x = torch.cat([self.prompt(ids), self.step_inputs(ids, codes, 0)])
-        h = torch.cat([self.talker(x[i : i + span], kv) for i in range(0, len(x), span)])
-        return F.linear(h[self.P + 1 :], self.w["talker.lm_head"]).argmax(-1)
+        h = torch.cat([self.talker(x[i:i + span], kv) for i in range(0, len(x), span)])
+        return F.linear(h[self.P + 1:], self.w["talker.lm_head"]).argmax(-1)
 
     # ---- code2wav -----------------------------------------------------------------------------------------------
     def cnx(self, x, p):
         w, k = self.w, self.w[p + "dw.weight"].shape[-1]
-        y = F.conv1d(F.pad(x.transpose(1, 2), (k - 1, 0)), w[p + "dw.weight"], w[p + "dw.bias"], groups=x.shape[-1]).transpose(
-            1, 2
-        )
+        y = F.conv1d(F.pad(x.transpose(1, 2), (k - 1, 0)), w[p + "dw.weight"], w[p + "dw.bias"], groups=x.shape[-1]).transpose(1, 2)
         y = F.layer_norm(y, (y.shape[-1],), w[p + "norm.weight"], w[p + "norm.bias"])
         y = F.linear(F.gelu(F.linear(y, w[p + "fc1.weight"], w[p + "fc1.bias"])), w[p + "fc2.weight"], w[p + "fc2.bias"])
         return x + w[p + "scale"] * y
@@ -175,7 +167,7 @@ class TinyOmni:
         y = torch.fft.irfft(torch.complex(m * ph.cos(), m * ph.sin()), n=n) * torch.hann_window(n)
         t = y.shape[1]
         o = F.fold(y.transpose(1, 2), (1, n + (t - 1) * hop), (1, n), stride=(1, hop)).reshape(-1)
-        return o[: t * hop] / cfg["ola_gain"]
+        return o[:t * hop] / cfg["ola_gain"]
 
     @torch.no_grad()
     def code2wav(self, codes, chunk=0):
@@ -188,8 +180,8 @@ class TinyOmni:
         out = []
         for i in range(0, len(c), step):
             a = max(0, i - left)
-            out.append(self.decode_codes(c[a : i + step])[(i - a) * hop :])
-        return torch.cat(out)[cfg["warmup_codes"] * hop + cfg["delay_samples"] :]
+            out.append(self.decode_codes(c[a:i + step])[(i - a) * hop:])
+        return torch.cat(out)[cfg["warmup_codes"] * hop + cfg["delay_samples"]:]
 
 
 def write_wav(path, y, rate):
@@ -211,7 +203,7 @@ def main():
     wav = m.code2wav(codes)
     if a.check:
         want = torch.cat([codes[:, 0], torch.tensor([m.c_eos])])
-        for span in (1, 3, 7, 16, 10**6):
+        for span in (1, 3, 7, 16, 10 ** 6):
             got = m.replay(a.text, codes, span)
             print("span", span, "layer-0 equal", int((got == want).sum()), "/", len(want))
         for chunk in (1, 4, 10, 25):
