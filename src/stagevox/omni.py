@@ -45,7 +45,7 @@ class OmniResult:
     codes: NDArray[np.int64]
     """``[frames, Q]``; ``[0, 0]`` if there are none."""
     finish_reason: str
-    """``stop``: all was spoken; ``length``: a cap cut it; ``abort``; ``error``: see ``error``, the rest is what came before it."""
+    """``stop``: all was spoken; ``length``: a cap cut it; ``abort``; ``error``: see ``error``, the rest is what came before."""
     error: StagevoxError | None = None
     seconds: float = 0.0
     """From submission to the last sample."""

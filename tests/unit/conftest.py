@@ -120,18 +120,18 @@ class FakeStage:
         self.closed = True
 
 
+def make_fake_stages(**options):
+    """A Thinker, a Talker (3 rows a token) and a Code2Wav."""
+    return [
+        FakeStage("thinker", WholeReply(join), **options),
+        FakeStage("talker", FrameChunks("rows", (2, 4, 8), context=3, concat=join), factor=3, **options),
+        FakeStage("code2wav", whole=False, **options),
+    ]
+
+
 @pytest.fixture
 def fake_stages():
-    """Make a Thinker, a Talker (3 rows a token) and a Code2Wav."""
-
-    def make(**options):
-        return [
-            FakeStage("thinker", WholeReply(join), **options),
-            FakeStage("talker", FrameChunks("rows", (2, 4, 8), context=3, concat=join), factor=3, **options),
-            FakeStage("code2wav", whole=False, **options),
-        ]
-
-    return make
+    return make_fake_stages
 
 
 class Clock:
@@ -177,10 +177,9 @@ class FakeFrontEnd:
         return f"{len(token_ids)} letters"
 
 
-@pytest.fixture
-def fake_model(monkeypatch, fake_stages):
-    """Make ``Omni("fake")`` run on stages without engines; returns them by name once they are started."""
-    stages = {stage.name: stage for stage in fake_stages()}
+def make_fake_model(monkeypatch):
+    """Make ``Omni("fake")`` run on stages without engines; returns them, and the names of those that were started."""
+    stages = {stage.name: stage for stage in make_fake_stages()}
     stages["talker"].show = lambda rows: {CODES: [[n, n + 1] for _, _, n in rows]}
     stages["code2wav"].show = lambda rows: {AUDIO: [n / 100 for _, _, n in rows]}
     model = ModuleType("stagevox_fake_model")
@@ -203,3 +202,8 @@ def fake_model(monkeypatch, fake_stages):
     monkeypatch.setattr("stagevox.models.registry.resolve_topology", resolve, raising=False)
     monkeypatch.setattr("stagevox.omni.start_stage", start)
     return SimpleNamespace(stages=stages, started=started)
+
+
+@pytest.fixture
+def fake_model(monkeypatch):
+    return make_fake_model(monkeypatch)

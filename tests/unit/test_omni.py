@@ -240,6 +240,7 @@ def test_bad_overrides_start_no_engine(fake_model, overrides, error, message):
 
 
 @pytest.mark.covers("SV-2")
+@pytest.mark.filterwarnings("ignore")  # what torch and vLLM warn of while they are imported
 def test_override_names_and_types_start_no_engine(fake_model):
     pytest.importorskip("vllm")
     for arguments, error, message in [

@@ -36,8 +36,8 @@ def check_writable(field: str, path: Path) -> None:
     Raises:
         ConfigError: it can't; ``field`` is its name.
     """
-    target = Path(os.path.realpath(path))
     try:
+        target = Path(os.path.realpath(path))
         if target.is_dir():
             raise IsADirectoryError("a folder, not a file")
         if not target.exists() or target.is_file():

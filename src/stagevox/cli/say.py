@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import math
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -79,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
             if result.error is not None:
                 raise result.error
             if trace is not None:
-                steps = {stage: [dataclasses.asdict(row) for row in rows] for stage, rows in omni.trace().items()}
+                steps = {stage: [row._asdict() for row in rows] for stage, rows in omni.trace().items()}
                 write_whole(trace, json.dumps({"stages": steps}).encode())
             write_whole(output, wav_bytes(result.audio, result.sample_rate))
         report = make_report(result, output)
@@ -164,7 +163,10 @@ def _only_ours_on_stdout() -> Iterator[TextIO]:
     real = os.dup(1)
     os.dup2(2, 1)
     try:
-        with os.fdopen(real, "w", encoding=sys.stdout.encoding, errors="backslashreplace", closefd=False) as stdout:
+        with (
+            os.fdopen(real, "w", encoding=sys.stdout.encoding, errors="backslashreplace", closefd=False) as stdout,
+            redirect_stdout(sys.stderr),
+        ):
             yield stdout
     finally:
         sys.stdout.flush()
