@@ -14,8 +14,7 @@ from __future__ import annotations
 import sys
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
-
-import torch
+from typing import Any
 
 _SCHEMAS = {
     "nms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
@@ -23,7 +22,7 @@ _SCHEMAS = {
 }
 
 # A declaration lives as long as its Library object.
-_libraries: list[torch.library.Library] = []
+_libraries: list[Any] = []
 
 
 def declare_missing_schemas() -> bool:
@@ -35,6 +34,8 @@ def declare_missing_schemas() -> bool:
     Returns:
         Whether this call declared anything.
     """
+    import torch  # here, or importing this module first would have torch call into it half made
+
     if torch.version.cuda is not None or "torchvision" in sys.modules or _compiled_operators_load():
         return False
     missing = {name: schema for name, schema in _SCHEMAS.items() if not hasattr(torch.ops.torchvision, name)}
@@ -55,6 +56,8 @@ def _compiled_operators_load() -> bool:
     extension = PathFinder.find_spec("_C", list(package.submodule_search_locations))
     if extension is None or extension.origin is None:
         return False
+    import torch
+
     try:
         torch.ops.load_library(extension.origin)
     except OSError:
