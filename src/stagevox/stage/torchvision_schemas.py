@@ -5,8 +5,8 @@ that it registers fake kernels for ``nms`` and ``qnms`` without asking, and fail
 With the two schemas declared it imports, and the transforms that vLLM's vision models need are pure torch. The operators
 themselves stay undefined: ``torchvision.ops.nms`` raises "Couldn't load custom C++ ops".
 
-torch calls :func:`declare_missing_schemas` at the end of its own import, through its ``torch.backends`` entry points: vLLM imports
-torchvision long before it loads plugins, and a spawned engine process before it runs any code of ours.
+torch calls :func:`declare_missing_schemas` at the end of its own import, through its ``torch.backends`` entry points: vLLM
+imports torchvision long before it loads plugins, and a spawned engine process before it runs any code of ours.
 """
 
 from __future__ import annotations
