@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 IS_PREFILL = "_omni_is_prefill"
 NUM_COMPUTED_TOKENS = "_omni_num_computed_tokens"
@@ -13,8 +12,7 @@ PHASE_FIELDS = (IS_PREFILL, NUM_COMPUTED_TOKENS, PROMPT_LEN)
 """Keyword names of the stable, read-only fields. Values in a model's own state never replace them."""
 
 
-@dataclass(frozen=True, slots=True)
-class RowPhase:
+class RowPhase(NamedTuple):
     """Where one request stands in one step.
 
     ``num_computed`` positions were computed before this step; the span covers

@@ -1,0 +1,1 @@
+"""A model's stages (in code) and an operator's settings for them."""

@@ -1,0 +1,65 @@
+"""What crosses from one stage to the next, and the interface of the road it takes (SV-3)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One piece of a request's stage output, on its way to the next stage.
+
+    ``seq`` counts a request's chunks on one edge from 0; the chunk with ``end`` is the last one. A chunk of N merged rows is N rows.
+    """
+
+    req_id: str
+    seq: int
+    end: bool
+    data: Mapping[str, Any]
+
+
+class Connector(ABC):
+    """Carries chunks to a named stage exactly once and, per request, in order."""
+
+    @abstractmethod
+    def put(self, stage: str, chunk: Chunk) -> None:
+        """Hand over a chunk for ``stage``; chunks of a dropped request are ignored."""
+
+    @abstractmethod
+    def get(self, stage: str) -> list[Chunk]:
+        """Take all chunks that wait for ``stage``; never blocks."""
+
+    @abstractmethod
+    def drop(self, req_id: str) -> None:
+        """Forget a finished or aborted request, its waiting chunks included."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release what the connector holds."""
+
+
+class ChunkProcessor(ABC):
+    """Decides, on the producing stage, when a request's output makes a whole chunk (one instance a stage)."""
+
+    requires_token_updates = False
+    """True to be called with newly sampled ids on steps that carry no tensor payload (RT-5)."""
+
+    @abstractmethod
+    def push(self, req_id: str, token_ids: list[int], payload: Mapping[str, Any], finish_reason: str | None) -> list[Chunk]:
+        """Take one step's output of a request and return the chunks that became whole.
+
+        ``payload`` holds the step's inter-stage tensors, ``finish_reason`` is set on the request's last
+        call, which must return a chunk with ``end`` unless the request failed or was aborted.
+        """
+
+    @abstractmethod
+    def drop(self, req_id: str) -> None:
+        """Forget a request."""
+
+    @property
+    @abstractmethod
+    def num_open(self) -> int:
+        """Requests that still hold state here; 0 when idle."""

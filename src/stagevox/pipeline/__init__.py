@@ -1,0 +1,1 @@
+"""Knows stages and requests, never tensors."""

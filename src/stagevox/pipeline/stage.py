@@ -1,0 +1,48 @@
+"""A stage as the pipeline's drivers see it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from stagevox.connectors.base import Chunk
+from stagevox.stage.payload import StageOutput, StageRequest, StepRow
+
+
+class Stage(Protocol):
+    """One engine, stepped by a driver."""
+
+    name: str
+
+    def add(self, request: StageRequest) -> None:
+        """Register a request; it runs at once if it has a prompt, else it waits for its input."""
+        ...
+
+    def deliver(self, chunk: Chunk) -> None:
+        """Hand over an upstream chunk. A chunk for a request this stage no longer knows is ignored."""
+        ...
+
+    def abort(self, req_ids: Sequence[str]) -> None:
+        """Free the requests here, in whatever state they are; unknown ids are ignored."""
+        ...
+
+    def has_work(self) -> bool:
+        """True if a step would do something; requests that only wait for upstream don't count."""
+        ...
+
+    def step(self) -> tuple[list[StageOutput], list[Chunk]]:
+        """Run one scheduling round: client-facing outputs, and chunks for the next stage."""
+        ...
+
+    def trace(self) -> list[StepRow]:
+        """The step log so far; empty unless recording was asked for."""
+        ...
+
+    @property
+    def num_requests(self) -> int:
+        """Requests held here, waiting ones included; 0 when idle."""
+        ...
+
+    def close(self) -> None:
+        """Stop the engine and free its memory."""
+        ...

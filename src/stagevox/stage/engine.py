@@ -1,0 +1,198 @@
+"""One stage: a vLLM engine core in this process, built from a stage's spec and an operator's overrides."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.models import ModelRegistry
+from vllm.platforms import current_platform
+from vllm.plugins import load_general_plugins
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.engine.core import EngineCore
+from vllm.v1.executor import Executor
+from vllm.v1.request import Request
+
+from stagevox.config.topology import StageSpec
+from stagevox.connectors.base import Chunk
+from stagevox.contract import Capabilities, StageExecutionType
+from stagevox.errors import CapabilityError, UnknownOverrideError
+
+from .payload import StageInput, StageOutput, StageRequest, StepRow
+from .plugin import register
+from .wire import StageSettings
+
+_OURS = frozenset({"model", "worker_cls", "scheduler_cls", "additional_config", "distributed_executor_backend"})
+
+
+def engine_arg_names() -> frozenset[str]:
+    """The vLLM engine arguments that an operator may override for a stage."""
+    return frozenset(field.name for field in dataclasses.fields(EngineArgs)) - _OURS
+
+
+class StageEngine:
+    """A stage as the drivers see it (:class:`stagevox.pipeline.stage.Stage`)."""
+
+    def __init__(self, spec: StageSpec, overrides: Mapping[str, Any] | None = None, *, record: bool = False) -> None:
+        """Load the stage. ``overrides`` are vLLM engine arguments; ``record`` keeps a step log."""
+        self.name = spec.name
+        self._spec = spec
+        config = make_config(spec, overrides or {}, record=record)
+        self._core = EngineCore(config, Executor.get_class(config), log_stats=False)
+        self._scheduler: Any = self._core.scheduler
+        self._scheduler.make_request = self._make_request
+        self._max_model_len = config.model_config.max_model_len
+
+    def add(self, request: StageRequest) -> None:
+        """Register a request; it runs at once if it has a prompt, else it waits for its input."""
+        self._scheduler.omni_add(request)
+
+    def deliver(self, chunk: Chunk) -> None:
+        """Hand over an upstream chunk."""
+        self._scheduler.omni_deliver(chunk)
+
+    def abort(self, req_ids: Sequence[str]) -> None:
+        """Free the requests here; unknown ids are ignored."""
+        self._core.abort_requests(list(req_ids))
+
+    def has_work(self) -> bool:
+        """True if a step would do something."""
+        return bool(self._core.batch_queue) or self._scheduler.has_requests()
+
+    def step(self) -> tuple[list[StageOutput], list[Chunk]]:
+        """Run one scheduling round."""
+        _, executed = self._core.step_fn()
+        self._core.post_step(executed)
+        outputs, chunks = self._scheduler.take_outputs()
+        return outputs, chunks
+
+    def trace(self) -> list[StepRow]:
+        """The step log so far; empty unless made with ``record``."""
+        log: list[StepRow] = self._core.collective_rpc("omni_step_log")[0]
+        return log
+
+    @property
+    def num_requests(self) -> int:
+        """Requests held here, waiting ones included."""
+        return len(self._scheduler.omni_requests)
+
+    def state_size(self) -> dict[str, int]:
+        """What the runner holds per request, by kind; all zero once idle."""
+        size: dict[str, int] = self._core.collective_rpc("omni_state_size")[0]
+        return size
+
+    def close(self) -> None:
+        """Stop the engine."""
+        self._core.shutdown()
+
+    def _make_request(self, request: StageRequest, given: StageInput) -> Request:
+        fields = {**self._spec.sampling, **request.sampling, **given.sampling}
+        made, _ = self._core.preprocess_add_request(
+            EngineCoreRequest(
+                request_id=request.req_id,
+                prompt_token_ids=list(given.prompt_token_ids),
+                mm_features=None,
+                sampling_params=sampling_params(
+                    fields, self._spec.constraints, self._max_model_len - len(given.prompt_token_ids)
+                ),
+                pooling_params=None,
+                arrival_time=time.time(),
+                lora_request=None,
+                cache_salt=given.cache_salt or request.cache_salt,
+                data_parallel_rank=None,
+            )
+        )
+        return made
+
+
+def sampling_params(fields: Mapping[str, Any], constraints: Mapping[str, Any], room: int) -> SamplingParams:
+    """The client's parameters with the model's constraints laid over them.
+
+    Lists such as ``stop_token_ids`` are joined, ``max_tokens`` never exceeds the ``room`` that the context leaves.
+    """
+    merged = dict(fields)
+    for key, value in constraints.items():
+        old = merged.get(key)
+        merged[key] = [*old, *(item for item in value if item not in old)] if isinstance(value, list) and old else value
+    merged["max_tokens"] = min(merged.get("max_tokens") or room, room)
+    merged.setdefault("detokenize", False)
+    return SamplingParams(**merged)
+
+
+def make_config(spec: StageSpec, overrides: Mapping[str, Any], *, record: bool = False) -> VllmConfig:
+    """The vLLM config of a stage; raises a :class:`stagevox.errors.ConfigError` for what can't work."""
+    if spec.execution_type is StageExecutionType.DIFFUSION:
+        raise CapabilityError(spec.name, "no runtime for diffusion stages yet", ["ar", "generation"])
+    names = engine_arg_names()
+    for key in overrides:
+        if key not in names:
+            raise UnknownOverrideError(
+                f"{spec.name}.{key}", "not a vLLM engine argument", difflib.get_close_matches(key, sorted(names), n=3)
+            )
+    register()
+    load_general_plugins()
+    cpu = current_platform.is_cpu()
+    arguments = {**spec.engine_args, **overrides}
+    generation = spec.execution_type is StageExecutionType.GENERATION
+    async_scheduling = bool(arguments.pop("async_scheduling", not (cpu or generation)))
+    if generation and async_scheduling:
+        raise CapabilityError(f"{spec.name}.async_scheduling", "a generation stage has no sampler to run ahead of", ["false"])
+    settings = StageSettings(
+        name=spec.name,
+        execution_type=spec.execution_type,
+        async_scheduling=async_scheduling,
+        record=record,
+        chunk_processor=spec.chunk_processor,
+        input_adapter=spec.input_adapter,
+    )
+    args = EngineArgs(
+        model=str(spec.checkpoint),
+        async_scheduling=async_scheduling,
+        worker_cls="stagevox.stage.worker." + ("OmniCPUWorker" if cpu else "OmniGPUWorker"),
+        scheduler_cls=_scheduler_class(spec.execution_type, async_scheduling),
+        distributed_executor_backend="vllm.v1.executor.uniproc_executor.UniProcExecutor",
+        additional_config=settings.to_config(),
+        **arguments,
+    )
+    try:
+        config = args.create_engine_config()
+    except (ValueError, TypeError) as error:  # pydantic's ValidationError is a ValueError
+        raise CapabilityError(spec.name, _first_reason(error)) from error
+    model_class, _ = ModelRegistry.resolve_model_cls(config.model_config.architectures, model_config=config.model_config)
+    capabilities = Capabilities.of(model_class)
+    _refuse(spec.name, config, capabilities, async_scheduling=async_scheduling, cpu=cpu)
+    config.additional_config = dataclasses.replace(settings, has_talker_mtp=capabilities.has_talker_mtp).to_config()
+    return config
+
+
+def _first_reason(error: Exception) -> str:
+    """The first reason of a validation error, in one line."""
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        return " ".join(f"{where} {first['msg']}".split())
+    return " ".join(str(error).split())
+
+
+def _scheduler_class(execution_type: StageExecutionType, async_scheduling: bool) -> str:
+    if execution_type is StageExecutionType.GENERATION:
+        return "stagevox.stage.scheduler.OmniGenerationScheduler"
+    return "stagevox.stage.scheduler." + ("OmniAsyncARScheduler" if async_scheduling else "OmniARScheduler")
+
+
+def _refuse(name: str, config: VllmConfig, capabilities: Capabilities, *, async_scheduling: bool, cpu: bool) -> None:
+    """Settings that exclude each other (RT-8)."""
+    if config.speculative_config is None:
+        return
+    field = f"{name}.speculative_config"
+    if capabilities.has_talker_mtp:
+        raise CapabilityError(field, "verify positions lack the hidden state that runner-managed MTP needs", ["null"])
+    if async_scheduling and cpu and (capabilities.has_preprocess or capabilities.has_postprocess):
+        raise CapabilityError(field, "hooks with speculation need synchronous scheduling on a CPU", ["async_scheduling=false"])

@@ -1,0 +1,66 @@
+"""Runner-managed MTP: complete the frames of a step's decode rows (PC-8, EX-8)."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from stagevox.contract import RowPhase, check_mtp
+from stagevox.errors import ContractError, HookRaisedError
+
+from .buffer import IntermediateBuffer
+
+
+class MTPRows(NamedTuple):
+    """Decode rows of one step, gathered for one call."""
+
+    rows: list[RowPhase]
+    input_ids: torch.Tensor
+    input_embeds: torch.Tensor
+    last_hidden: torch.Tensor
+    text_step: torch.Tensor
+
+    def select(self, index: int) -> MTPRows:
+        """The same, for one row only."""
+        one = slice(index, index + 1)
+        return MTPRows(self.rows[one], self.input_ids[one], self.input_embeds[one], self.last_hidden[one], self.text_step[one])
+
+
+def complete_frames(model: Any, batch: MTPRows, out: torch.Tensor, buffer: IntermediateBuffer) -> dict[str, torch.Tensor]:
+    """Call ``talker_mtp``, write its embeddings into ``out [num_tokens, H]`` at each row's own offset, log the frames.
+
+    Returns the new codes ``[1, Q]`` by request. If the call fails, each row is tried alone, so that only the guilty request fails.
+    """
+    try:
+        embeds, codes = _call(model, batch, out.shape[1])
+    except ContractError as error:
+        if len(batch.rows) > 1:
+            merged: dict[str, torch.Tensor] = {}
+            for index in range(len(batch.rows)):
+                merged |= complete_frames(model, batch.select(index), out, buffer)
+            return merged
+        row = batch.rows[0]
+        buffer.failed[row.req_id] = error
+        out[row.start].zero_()
+        return {}
+    embeds, codes = embeds.clone(), codes.clone()
+    rows = batch.rows
+    first = rows[0].start
+    if rows[-1].start - first + 1 == len(rows):
+        out[first : first + len(rows)] = embeds
+    else:
+        out[[row.start for row in rows]] = embeds.to(out.dtype)
+    for index, row in enumerate(rows):
+        buffer.log(row.req_id, row.prompt_len).append(row.num_computed, embeds, codes, index)
+    return {row.req_id: codes[index : index + 1] for index, row in enumerate(rows)}
+
+
+def _call(model: Any, batch: MTPRows, hidden_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    try:
+        result = model.talker_mtp(batch.input_ids, batch.input_embeds, batch.last_hidden, batch.text_step)
+    except ContractError:
+        raise
+    except Exception as error:
+        raise HookRaisedError("talker_mtp", f"{type(error).__name__}: {error}") from error
+    return check_mtp(result, len(batch.rows), hidden_size)

@@ -1,0 +1,70 @@
+"""What enters and leaves a stage, as plain values. No torch and no vLLM here: tensors pass through as opaque objects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class StageRequest:
+    """A request as one stage sees it.
+
+    A stage whose input comes from upstream is told of the request with ``prompt_token_ids=None``: it is registered and
+    waits (``WAITING_FOR_INPUT``) until a :class:`StageInput` arrives.
+    """
+
+    req_id: str
+    prompt_token_ids: list[int] | None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """vLLM ``SamplingParams`` fields the client set; the model's constraints are laid over them."""
+    payload: Mapping[str, Any] = field(default_factory=dict)
+    """Initial state of the request in ``model_intermediate_buffer``."""
+    cache_salt: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Request options for the input adapter of a downstream stage, such as ``voice``."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageInput:
+    """What an input adapter makes of an upstream chunk.
+
+    ``prompt_token_ids`` completes a waiting request, or extends the prompt of a generation request;
+    ``payload`` is merged into the request's state. ``cache_salt`` is the digest of the conditioning. ``sampling`` is laid over the
+    request's own. ``end`` says that nothing more will come.
+    """
+
+    prompt_token_ids: list[int] = field(default_factory=list)
+    payload: Mapping[str, Any] = field(default_factory=dict)
+    cache_salt: str | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    end: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class StageOutput:
+    """What one step of a stage produced for one request, for the client's side."""
+
+    req_id: str
+    new_token_ids: list[int]
+    multimodal: Mapping[str, Any]
+    """Named tensors for this step only: frames of codes, samples."""
+    finish_reason: str | None = None
+    """``stop``, ``length``, ``abort`` or ``error`` on the last output, else None."""
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """One row of the step log that ``Omni.trace()`` returns."""
+
+    step: int
+    req_id: str
+    num_computed: int
+    span: int
+    prompt_len: int
+    num_known: int
+    is_prefill: bool
+    used_mtp: bool
+    is_resumed: bool

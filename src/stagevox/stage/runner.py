@@ -1,0 +1,286 @@
+"""The AR runner: vLLM's model runner with the phase contract around its forward.
+
+:class:`OmniGPUModelRunner` is free of any device and works over vLLM's GPU and CPU runners alike. A step goes
+``_update_states`` (super, then the buffer) -> ``_preprocess`` (super, then rows, hooks, MTP) -> ``_model_forward`` (super, then
+``make_omni_output``) -> ``sample_tokens`` (super, then ``postprocess`` and outputs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
+from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+from stagevox.contract import CODES, Capabilities, OmniOutput, RowPhase
+from stagevox.errors import ContractError
+
+from .buffer import IntermediateBuffer
+from .mtp import MTPRows, complete_frames
+from .outputs import Outputs, slice_outputs
+from .payload import StepRow
+from .preprocess import HookRouter, call_hook
+from .rows import build_rows, request_token_spans
+from .seeded import keep_generators, without_offsets
+from .wire import OmniAsyncOutput, OmniModelRunnerOutput, StageSettings
+
+
+class OmniGPUModelRunner:
+    """Mixin that gives a vLLM V1 model runner per-request model state, hooks, MTP and several outputs."""
+
+    model_intermediate_buffer: IntermediateBuffer
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        settings = StageSettings.of(self.vllm_config)
+        self._omni_setup(record=bool(settings and settings.record))
+
+    def _omni_setup(self, *, record: bool) -> None:
+        self.model_intermediate_buffer = IntermediateBuffer()
+        self.step_log: list[StepRow] = []
+        self._record = record
+        self._step = -1
+        self._rows: list[RowPhase] = []
+        self._new_codes: dict[str, torch.Tensor] = {}
+        self._omni_output: OmniOutput | None = None
+        self._capabilities = Capabilities.of(object())
+        self._router: HookRouter | None = None
+
+    @property
+    def runtime_additional_information(self) -> IntermediateBuffer:
+        """The buffer under its older name."""
+        return self.model_intermediate_buffer
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """Load, then read the model's capabilities once."""
+        super().load_model(*args, **kwargs)  # type: ignore[misc]
+        self._omni_bind(self.model)
+
+    def _omni_bind(self, model: Any) -> None:
+        self._capabilities = Capabilities.of(model)
+        if self._capabilities.has_preprocess:
+            self._router = HookRouter(model, self._capabilities, self.model_intermediate_buffer, self.inputs_embeds.gpu)
+
+    # -- request state ------------------------------------------------------------------------------------------------
+
+    def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
+        deferred = super()._update_states(scheduler_output)  # type: ignore[misc]
+        buffer = self.model_intermediate_buffer
+        for new in scheduler_output.scheduled_new_reqs:
+            buffer.open(new.req_id, {})
+        for req_id, payload in getattr(scheduler_output, "omni_payloads", {}).items():
+            buffer.open(req_id, payload)
+        return deferred
+
+    def _on_request_state_removed(self, req_id: str, req_state: Any) -> None:
+        self.model_intermediate_buffer.drop(req_id)
+        super()._on_request_state_removed(req_id, req_state)  # type: ignore[misc]
+
+    # -- before forward -----------------------------------------------------------------------------------------------
+
+    def _gather_rows(self, scheduler_output: SchedulerOutput) -> list[RowPhase]:
+        batch = self.input_batch
+        count = batch.num_reqs
+        bounds = self.query_start_loc.np[: count + 1].tolist()
+        return build_rows(
+            batch.req_ids,
+            bounds[:-1],
+            bounds[1:],
+            batch.num_computed_tokens_cpu[:count].tolist(),
+            batch.num_prompt_tokens[:count].tolist(),
+            batch.num_tokens_no_spec[:count].tolist(),
+        )
+
+    def _gather_runtime_additional_information(self) -> list[dict[str, Any]]:
+        """The requests' states in the order of the current input batch (EX-3)."""
+        return self.model_intermediate_buffer.gather(self.input_batch.req_ids)
+
+    def _compute_request_token_spans(self) -> list[tuple[int, int]]:
+        """``[start, end)`` on the flattened token axis, in batch order (EX-4)."""
+        return request_token_spans(self._rows)
+
+    def _build_model_kwargs_extra(self) -> dict[str, Any]:
+        return {
+            "model_intermediate_buffer": self._gather_runtime_additional_information(),
+            "request_token_spans": self._compute_request_token_spans(),
+        }
+
+    def _preprocess(self, scheduler_output: SchedulerOutput, num_input_tokens: int, intermediate_tensors: Any = None) -> Any:
+        result = super()._preprocess(scheduler_output, num_input_tokens, intermediate_tensors)  # type: ignore[misc]
+        self._rows = self._gather_rows(scheduler_output)
+        self._new_codes = {}
+        self._step += 1
+        if self._router is not None:
+            input_ids = self.input_ids.gpu[: scheduler_output.total_num_scheduled_tokens]
+            batch = self._router.run(self._rows, input_ids)
+            if batch is not None:
+                self._new_codes = self._talker_mtp_forward(batch)
+            result = (None, self.inputs_embeds.gpu[:num_input_tokens], *result[2:])
+        if self._record:
+            self._record_step(scheduler_output.scheduled_cached_reqs.resumed_req_ids)
+        return result
+
+    def _talker_mtp_forward(self, batch: MTPRows) -> dict[str, torch.Tensor]:
+        """Complete the frames of the step's decode rows; new codes ``[1, Q]`` by request."""
+        return complete_frames(self.model, batch, self.inputs_embeds.gpu, self.model_intermediate_buffer)
+
+    def _record_step(self, resumed: set[str]) -> None:
+        self.step_log.extend(
+            StepRow(
+                self._step,
+                row.req_id,
+                row.num_computed,
+                row.span,
+                row.prompt_len,
+                row.num_known,
+                row.is_prefill,
+                row.req_id in self._new_codes,
+                row.req_id in resumed,
+            )
+            for row in self._rows
+        )
+
+    # -- forward ------------------------------------------------------------------------------------------------------
+
+    def _model_forward(self, *args: Any, **kwargs: Any) -> Any:
+        result = super()._model_forward(*args, **kwargs)  # type: ignore[misc]
+        self._omni_output = None
+        if self._capabilities.has_make_omni_output:
+            try:
+                result = call_hook("make_omni_output", self.model.make_omni_output, result, **self._build_model_kwargs_extra())
+            except ContractError as error:
+                self._fail_step(error)
+        if isinstance(result, OmniOutput):
+            self._omni_output = result
+            return result.text_hidden_states
+        return result
+
+    def _fail_step(self, error: BaseException) -> None:
+        """A hook over the whole batch failed: nobody can tell whose rows are right."""
+        for row in self._rows:
+            self.model_intermediate_buffer.failed.setdefault(row.req_id, error)
+
+    def _dummy_run(self, *args: Any, **kwargs: Any) -> Any:
+        # Profiling calls the model directly: give it embeddings, as at run time, and unwrap what it returns.
+        real, embeds = self.model, self.inputs_embeds.gpu if self._router is not None else None
+        self.model = _Unwrapped(real, embeds)
+        try:
+            return super()._dummy_run(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            self.model = real
+
+    # -- after forward ------------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def sample_tokens(self, grammar_output: Any) -> ModelRunnerOutput | AsyncModelRunnerOutput | Any:
+        """Sample, then keep what the next step needs and hand out what this one made."""
+        state = self.execute_model_state
+        result = super().sample_tokens(grammar_output)  # type: ignore[misc]
+        if state is None:
+            return result
+        if self._capabilities.has_postprocess:
+            self._postprocess(state.hidden_states)
+        outputs, inter_stage = self._collect(state.hidden_states)
+        failed = self.model_intermediate_buffer.failed
+        if not (outputs or inter_stage or failed):
+            return result
+        failed = dict(failed)
+        if isinstance(result, AsyncModelRunnerOutput):
+            return OmniAsyncOutput(result, inter_stage, outputs, failed)
+        return OmniModelRunnerOutput.wrap(result, inter_stage, outputs, failed)
+
+    def _postprocess(self, hidden: torch.Tensor) -> None:
+        """Call ``postprocess`` with the rows of positions it has not seen yet: a replay never moves state back."""
+        buffer = self.model_intermediate_buffer
+        seen, failed = buffer.post_seen, buffer.failed
+        for row in self._rows:
+            req_id, end = row.req_id, row.num_computed + row.span
+            fresh = max(row.num_computed, seen.get(req_id, 0))
+            if fresh >= end or req_id in failed:
+                continue
+            offset = row.start + fresh - row.num_computed
+            info = {**buffer[req_id], **row._replace(num_computed=fresh).fields()}
+            try:
+                buffer.apply(req_id, call_hook("postprocess", self.model.postprocess, hidden[offset : row.end], **info))
+            except ContractError as error:
+                failed[req_id] = error
+                continue
+            seen[req_id] = end
+
+    def _collect(self, hidden: torch.Tensor) -> tuple[Outputs, Outputs]:
+        """Client-facing and inter-stage outputs of this step, built apart; two empty dicts when there is nothing."""
+        values = self._omni_output.multimodal_outputs if self._omni_output is not None else None
+        if not values and not self._new_codes and not self._capabilities.include_hidden:
+            return {}, {}
+        num_tokens = self._rows[-1].end
+        try:
+            outputs = slice_outputs(self._rows, values, num_tokens)
+        except ContractError as error:
+            self._fail_step(error)
+            return {}, {}
+        for req_id, codes in self._new_codes.items():
+            outputs.setdefault(req_id, {})[CODES] = codes
+        inter_stage = {req_id: dict(named) for req_id, named in outputs.items()}
+        if self._capabilities.include_hidden:
+            for req_id, named in slice_outputs(self._rows, {"hidden": hidden[:num_tokens]}, num_tokens).items():
+                inter_stage.setdefault(req_id, {}).update(named)
+        return outputs, inter_stage
+
+
+class _Unwrapped:
+    """A model as ``_dummy_run`` may call it."""
+
+    def __init__(self, model: Any, embeds: torch.Tensor | None) -> None:
+        self._model = model
+        self._embeds = embeds
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def __call__(self, **kwargs: Any) -> Any:
+        if self._embeds is not None and kwargs.get("inputs_embeds") is None:
+            kwargs["inputs_embeds"] = self._embeds[: kwargs["input_ids"].shape[0]]
+            kwargs["input_ids"] = None
+        result = self._model(**kwargs)
+        return result.text_hidden_states if isinstance(result, OmniOutput) else result
+
+
+class GPUARModelRunner(OmniGPUModelRunner, GPUModelRunner):
+    """The AR runner on vLLM's GPU runner."""
+
+
+class CPUARModelRunner(OmniGPUModelRunner, CPUModelRunner):
+    """The AR runner on vLLM's CPU runner, with two of its limits lifted: async scheduling and seeded, chunked requests."""
+
+    def _get_or_create_async_output_copy_stream(self) -> None:  # type: ignore[override]
+        return None  # nothing to overlap: see plugin.CPUAsyncOutput
+
+    def _sample(self, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:
+        count = self.input_batch.num_reqs
+        with keep_generators(self.input_batch.generators, self.discard_request_mask.np[:count]):
+            return super()._sample(logits, spec_decode_metadata)
+
+    def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
+        with without_offsets(self.input_batch):
+            return super()._bookkeeping_sync(*args, **kwargs)
+
+
+def step_log(runner: Any) -> list[StepRow]:
+    """A runner's step log so far."""
+    log: list[StepRow] = runner.step_log
+    return list(log)
+
+
+def state_size(runner: Any) -> Mapping[str, int]:
+    """How many requests hold state in a runner, by kind; all zero when idle."""
+    buffer = runner.model_intermediate_buffer
+    return {
+        "states": len(buffer),
+        "logs": len(buffer.logs),
+        "post_seen": len(buffer.post_seen),
+        "failed": len(buffer.failed),
+    }

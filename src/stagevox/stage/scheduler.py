@@ -1,0 +1,300 @@
+"""vLLM's schedulers, told about stages (EX-2, RT-1, RT-2, EX-16).
+
+What differs from upstream, and nothing else does:
+
+- A request may be registered before its input exists. It waits outside vLLM's queues and is admitted when its first input arrives.
+- Payloads ride with the step that first schedules their request.
+- With runner-managed MTP, a replay stops one position short of the newest one, which is then a decode row of its own.
+- A request whose model failed is finished with an error and its blocks leave the prefix cache: they were hashed before they were computed.
+- A generation request's prompt grows while it lives, and it ends when its input has ended and is computed.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+
+from stagevox.connectors.base import Chunk, ChunkProcessor
+from stagevox.contract import merge_update
+from stagevox.errors import TextTooLongError
+
+from .payload import StageInput, StageOutput, StageRequest
+from .wait import WaitRoom, WaitState
+from .wire import OmniSchedulerOutput, StageSettings
+
+_NOTHING: Mapping[str, Any] = {}
+
+
+def load_object(path: str) -> Any:
+    """The object a ``module:attribute`` path names."""
+    module, _, attribute = path.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+class OmniSchedulerMixin:
+    """What every stage's scheduler adds to vLLM's."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        settings = StageSettings.of(self.vllm_config)
+        assert settings is not None, "an Omni scheduler needs a stage's settings in additional_config"
+        self.stage = settings
+        self.wait_room = WaitRoom()
+        self.omni_requests: dict[str, StageRequest] = {}
+        self.make_request: Callable[[StageRequest, StageInput], Request] | None = None
+        self._chunks: ChunkProcessor | None = load_object(settings.chunk_processor)() if settings.chunk_processor else None
+        self._adapter = load_object(settings.input_adapter)() if settings.input_adapter else None
+        self._inbox: deque[Chunk] = deque()
+        self._payloads: dict[str, Mapping[str, Any]] = {}
+        self._outputs: list[StageOutput] = []
+        self._whole: list[Chunk] = []
+
+    # -- requests and their input -------------------------------------------------------------------------------------
+
+    def omni_add(self, request: StageRequest) -> None:
+        """Register a request; without a prompt it waits for its first input."""
+        self.omni_requests[request.req_id] = request
+        if request.prompt_token_ids is None:
+            self.wait_room[request.req_id] = WaitState.WAITING_FOR_INPUT
+        else:
+            self._admit(request, StageInput(prompt_token_ids=request.prompt_token_ids))
+
+    def omni_deliver(self, chunk: Chunk) -> None:
+        """Take an upstream chunk; it is read when the next step is scheduled."""
+        self._inbox.append(chunk)
+
+    def take_outputs(self) -> tuple[list[StageOutput], list[Chunk]]:
+        """What came out since the last call: client-facing outputs, and whole chunks for the next stage."""
+        outputs, self._outputs = self._outputs, []
+        whole, self._whole = self._whole, []
+        return outputs, whole
+
+    def _take_inputs(self) -> None:
+        while self._inbox:
+            chunk = self._inbox.popleft()
+            request = self.omni_requests.get(chunk.req_id)
+            if request is None:
+                continue  # cancelled meanwhile
+            try:
+                self._accept(request, self._adapter.accept(request, chunk))
+            except Exception as error:
+                self.omni_fail({request.req_id: error})
+
+    def _accept(self, request: StageRequest, given: StageInput) -> None:
+        if self.wait_room.get(request.req_id) is WaitState.WAITING_FOR_INPUT:
+            self._admit(request, given)
+        else:
+            self._ride(request.req_id, given.payload)
+
+    def _admit(self, request: StageRequest, given: StageInput) -> None:
+        assert self.make_request is not None
+        self._check_length(len(given.prompt_token_ids))
+        self.wait_room.pop(request.req_id, None)
+        self.add_request(self.make_request(request, given))
+        self._ride(request.req_id, merge_update(request.payload, given.payload))
+
+    def _ride(self, req_id: str, payload: Mapping[str, Any]) -> None:
+        if payload:
+            self._payloads[req_id] = merge_update(self._payloads.get(req_id, {}), payload)
+
+    def _check_length(self, positions: int) -> None:
+        room = self.max_model_len - 1
+        if positions > room:
+            raise TextTooLongError("text", f"needs {positions} positions in stage {self.stage.name}, which has {room}")
+
+    # -- a step -------------------------------------------------------------------------------------------------------
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        """Take in what arrived, run the inherited scheduler, put payloads on board."""
+        self._take_inputs()
+        output = super().schedule(*args, **kwargs)  # type: ignore[misc]
+        if not self._payloads:
+            return output
+        aboard = {req_id: self._payloads.pop(req_id) for req_id in output.num_scheduled_tokens if req_id in self._payloads}
+        return OmniSchedulerOutput.wrap(output, aboard) if aboard else output
+
+    def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
+        """Fail what the model failed, run the inherited update, hand out both roads of outputs."""
+        failed = getattr(model_runner_output, "failed", None)
+        if failed:
+            self.omni_fail(failed)
+        result = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+        client = getattr(model_runner_output, "multimodal_outputs", _NOTHING)
+        onward = getattr(model_runner_output, "inter_stage_outputs", _NOTHING)
+        for outputs in result.values():
+            for output in outputs.outputs:
+                req_id, reason = output.request_id, output.finish_reason
+                self._emit(
+                    req_id,
+                    output.new_token_ids,
+                    client.get(req_id, _NOTHING),
+                    onward.get(req_id, _NOTHING),
+                    None if reason is None else str(reason),
+                )
+        return result
+
+    def _emit(
+        self, req_id: str, tokens: list[int], client: Mapping[str, Any], onward: Mapping[str, Any], reason: str | None
+    ) -> None:
+        if req_id not in self.omni_requests:
+            return  # ended by omni_fail, which spoke for it
+        chunks = self._chunks
+        if chunks is not None and (onward or reason is not None or (tokens and chunks.requires_token_updates)):
+            try:
+                self._whole += chunks.push(req_id, tokens, onward, reason)
+            except Exception as error:
+                self.omni_fail({req_id: error})
+                return
+        self._outputs.append(StageOutput(req_id, list(tokens), client, reason))
+        if reason is not None:
+            self._forget(req_id)
+
+    # -- the end of a request -----------------------------------------------------------------------------------------
+
+    def finish_requests(self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus) -> list[Request]:
+        """Finish requests from outside, those that only wait included."""
+        if request_ids is None:
+            ids = list(self.omni_requests)
+        else:
+            ids = [request_ids] if isinstance(request_ids, str) else list(request_ids)
+        for req_id in ids:
+            self._forget(req_id)
+        finished: list[Request] = super().finish_requests(ids, finished_status)  # type: ignore[misc]
+        return finished
+
+    def omni_fail(self, failed: Mapping[str, BaseException]) -> None:
+        """End requests with an error, and evict what they put into the prefix cache.
+
+        A request that adopted blocks of a failed one before they were computed can't be right either: it ends with the same error.
+        """
+        doomed = {req_id: error for req_id, error in failed.items() if req_id in self.omni_requests}
+        for req_id, error in list(doomed.items()):
+            request = self.requests.get(req_id)
+            if request is None:
+                continue
+            blocks = self._blocks_of(req_id)
+            self.kv_cache_manager.block_pool.evict_blocks(blocks)
+            for other in self.running:
+                if other.request_id not in doomed and blocks & self._blocks_of(other.request_id):
+                    doomed[other.request_id] = error
+        self.finish_requests(list(doomed), RequestStatus.FINISHED_ERROR)
+        for req_id, error in doomed.items():
+            self._outputs.append(StageOutput(req_id, [], {}, "error", f"{type(error).__name__}: {error}"))
+
+    def _blocks_of(self, req_id: str) -> set[int]:
+        pool = self.kv_cache_manager.block_pool
+        return {
+            block for group in self.kv_cache_manager.get_block_ids(req_id) for block in group if block != pool.null_block.block_id
+        }
+
+    def _forget(self, req_id: str) -> None:
+        self.omni_requests.pop(req_id, None)
+        self.wait_room.pop(req_id, None)
+        self._payloads.pop(req_id, None)
+        if self._chunks is not None:
+            self._chunks.drop(req_id)
+        if self._adapter is not None:
+            self._adapter.drop(req_id)
+
+    # -- is there work? -----------------------------------------------------------------------------------------------
+
+    def get_num_unfinished_requests(self) -> int:
+        """Requests a step could advance: those that wait for a chunk don't keep an engine awake."""
+        count: int = super().get_num_unfinished_requests()  # type: ignore[misc]
+        return count - self.wait_room.count(WaitState.WAITING_FOR_CHUNK)
+
+    def has_requests(self) -> bool:
+        """True if a step would do something."""
+        return bool(self._inbox) or super().has_requests()  # type: ignore[misc]
+
+
+class _ARMixin(OmniSchedulerMixin):
+    def _reserve_prefill_lookahead(self, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
+        count: int = super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)  # type: ignore[misc]
+        if self.stage.has_talker_mtp:
+            known = request.num_tokens + request.num_output_placeholders
+            reaches_newest = num_computed_tokens + count == known
+            if reaches_newest and num_computed_tokens + 1 < known and known > request.num_prompt_tokens:
+                return count - 1
+        return count
+
+
+class OmniARScheduler(_ARMixin, Scheduler):
+    """For AR stages."""
+
+
+class OmniAsyncARScheduler(_ARMixin, AsyncScheduler):
+    """For AR stages whose steps are scheduled while the one before still runs."""
+
+
+class OmniGenerationScheduler(OmniSchedulerMixin, Scheduler):
+    """For generation stages: positions are input frames, all of them prompt, and more may come."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # Upstream turns chunking off for models without a KV cache. A generation model reads its frames by absolute position,
+        # so any split is exact, and without it a span above the token budget would never run.
+        self.scheduler_config.enable_chunked_prefill = True
+        self._ended: set[str] = set()
+
+    def _accept(self, request: StageRequest, given: StageInput) -> None:
+        req_id, frames = request.req_id, given.prompt_token_ids
+        if given.end:
+            self._ended.add(req_id)
+        if self.wait_room.get(req_id) is WaitState.WAITING_FOR_INPUT:
+            if frames:
+                self._admit(request, given)
+            elif given.end:
+                self._emit(req_id, [], _NOTHING, _NOTHING, "stop")
+            return
+        self._ride(req_id, given.payload)
+        live = self.requests[req_id]
+        self._check_length(live.num_tokens + len(frames))
+        if frames:
+            self._extend(live, frames)
+            self.wait_room.pop(req_id, None)
+        elif given.end and live.num_computed_tokens == live.num_tokens:
+            self._finish(req_id, _NOTHING)
+
+    def _extend(self, request: Request, frames: list[int]) -> None:
+        assert request.prompt_token_ids is not None
+        request.prompt_token_ids.extend(frames)
+        request._all_token_ids.extend(frames)
+        request.num_prompt_tokens += len(frames)
+
+    def _emit(self, req_id: str, *args: Any) -> None:
+        pass  # tokens are never sampled here; see update_from_output
+
+    def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
+        """Hand out the samples; finish requests whose input has ended, park those that wait for more."""
+        result = super().update_from_output(scheduler_output, model_runner_output)
+        outputs = getattr(model_runner_output, "multimodal_outputs", _NOTHING)
+        for req_id in scheduler_output.num_scheduled_tokens:
+            request = self.requests.get(req_id)
+            if request is None or request.is_finished() or req_id not in self.omni_requests:
+                continue
+            named = outputs.get(req_id, _NOTHING)
+            if request.num_computed_tokens < request.num_tokens:
+                self._outputs.append(StageOutput(req_id, [], named))
+            elif req_id in self._ended:
+                self._finish(req_id, named)
+            else:
+                self.wait_room[req_id] = WaitState.WAITING_FOR_CHUNK
+                self._outputs.append(StageOutput(req_id, [], named))
+        return result
+
+    def _finish(self, req_id: str, named: Mapping[str, Any]) -> None:
+        self._outputs.append(StageOutput(req_id, [], named, "stop"))
+        self.finish_requests(req_id, RequestStatus.FINISHED_STOPPED)
+
+    def _forget(self, req_id: str) -> None:
+        super()._forget(req_id)
+        self._ended.discard(req_id)

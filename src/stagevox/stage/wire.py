@@ -1,0 +1,86 @@
+"""vLLM's step records with what a stage adds to them, and the settings that travel inside vLLM's config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from vllm.config import VllmConfig
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
+
+from stagevox.contract import StageExecutionType
+
+from .outputs import Outputs
+
+CONFIG_KEY = "stagevox"
+"""Where a stage's own settings stand in vLLM's ``additional_config``."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageSettings:
+    """What the scheduler and the runner of one stage need to know beyond vLLM's own config."""
+
+    name: str
+    execution_type: StageExecutionType
+    async_scheduling: bool = False
+    record: bool = False
+    chunk_processor: str | None = None
+    input_adapter: str | None = None
+    has_talker_mtp: bool = False
+
+    def to_config(self) -> dict[str, Any]:
+        """As ``additional_config``: plain values, so that it crosses processes."""
+        return {CONFIG_KEY: {**asdict(self), "execution_type": self.execution_type.value}}
+
+    @classmethod
+    def of(cls, config: VllmConfig) -> StageSettings | None:
+        """The settings inside a vLLM config, or None if the engine isn't one of ours."""
+        extra = config.additional_config
+        raw = extra.get(CONFIG_KEY) if isinstance(extra, Mapping) else None
+        if raw is None:
+            return None
+        return cls(**{**raw, "execution_type": StageExecutionType(raw["execution_type"])})
+
+
+@dataclass
+class OmniSchedulerOutput(SchedulerOutput):
+    """A step with stage payloads on board; made only for steps that carry any."""
+
+    omni_payloads: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @classmethod
+    def wrap(cls, base: SchedulerOutput, payloads: dict[str, Mapping[str, Any]]) -> OmniSchedulerOutput:
+        """``base`` plus payloads by request."""
+        return cls(**vars(base), omni_payloads=payloads)
+
+
+@dataclass
+class OmniModelRunnerOutput(ModelRunnerOutput):
+    """A step's result with the two roads of outputs and the requests whose model failed."""
+
+    inter_stage_outputs: Outputs = field(default_factory=dict)
+    multimodal_outputs: Outputs = field(default_factory=dict)
+    failed: dict[str, BaseException] = field(default_factory=dict)
+
+    @classmethod
+    def wrap(
+        cls, base: ModelRunnerOutput, inter_stage: Outputs, multimodal: Outputs, failed: dict[str, BaseException]
+    ) -> OmniModelRunnerOutput:
+        """``base`` plus this step's additions."""
+        return cls(**vars(base), inter_stage_outputs=inter_stage, multimodal_outputs=multimodal, failed=failed)
+
+
+class OmniAsyncOutput(AsyncModelRunnerOutput):
+    """The same for a step whose sampled tokens are still on their way."""
+
+    def __init__(
+        self, inner: AsyncModelRunnerOutput, inter_stage: Outputs, multimodal: Outputs, failed: dict[str, BaseException]
+    ) -> None:
+        self._inner = inner
+        self._parts = (inter_stage, multimodal, failed)
+
+    def get_output(self) -> ModelRunnerOutput:
+        """Wait for the tokens, then wrap."""
+        return OmniModelRunnerOutput.wrap(self._inner.get_output(), *self._parts)

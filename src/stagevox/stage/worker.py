@@ -1,0 +1,59 @@
+"""Workers that make our runners."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import vllm.v1.worker.cpu_worker as cpu_worker
+import vllm.v1.worker.gpu_worker as gpu_worker
+from vllm.config import VllmConfig
+
+from stagevox.contract import StageExecutionType
+
+from .generation import CPUGenerationModelRunner, GPUGenerationModelRunner
+from .runner import CPUARModelRunner, GPUARModelRunner, state_size, step_log
+from .wire import StageSettings
+
+AR, GENERATION = StageExecutionType.AR, StageExecutionType.GENERATION
+CPU_RUNNERS = {AR: CPUARModelRunner, GENERATION: CPUGenerationModelRunner}
+GPU_RUNNERS = {AR: GPUARModelRunner, GENERATION: GPUGenerationModelRunner}
+
+
+def _execution_type(config: VllmConfig) -> StageExecutionType:
+    settings = StageSettings.of(config)
+    assert settings is not None, "an Omni worker needs a stage's settings in additional_config"
+    return settings.execution_type
+
+
+class _Reports:
+    """What the engine asks a worker for, by ``collective_rpc``."""
+
+    model_runner: Any
+
+    def omni_step_log(self) -> Any:
+        """The runner's step log."""
+        return step_log(self.model_runner)
+
+    def omni_state_size(self) -> Any:
+        """How many requests hold state in the runner."""
+        return state_size(self.model_runner)
+
+
+class OmniCPUWorker(_Reports, cpu_worker.CPUWorker):
+    """vLLM's CPU worker with our runners."""
+
+    def init_device(self) -> None:
+        """Set up the device; upstream looks the runner class up as a module global, so it is lent ours meanwhile."""
+        upstream = cpu_worker.CPUModelRunner
+        cpu_worker.CPUModelRunner = CPU_RUNNERS[_execution_type(self.vllm_config)]
+        try:
+            super().init_device()
+        finally:
+            cpu_worker.CPUModelRunner = upstream
+
+
+class OmniGPUWorker(_Reports, gpu_worker.Worker):
+    """vLLM's GPU worker with our runners."""
+
+    def _make_model_runner(self) -> Any:
+        return GPU_RUNNERS[_execution_type(self.vllm_config)](self.vllm_config, self.device)
