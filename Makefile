@@ -3,6 +3,9 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3.11
 RUN := .venv/bin/python
 TEXT ?= hello from stagevox
 
+# Packages are installed without bytecode; kept from writing it, every start would compile vLLM and torch again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup setup-dev demo test check format bench clean
 .NOTPARALLEL:
 
