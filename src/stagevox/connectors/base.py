@@ -12,7 +12,7 @@ from typing import Any
 class Chunk:
     """One piece of a request's stage output, on its way to the next stage.
 
-    ``seq`` counts a request's chunks on one edge from 0; the chunk with ``end`` is the last one. A chunk of N merged rows is N rows.
+    ``seq`` counts a request's chunks on one edge from 0; the chunk with ``end`` is the last one. N merged rows are N rows.
     """
 
     req_id: str
