@@ -79,6 +79,7 @@ print(tuple(pixels.shape), out["image_grid_thw"].tolist(), bool(pixels.isfinite(
 )
 def test_an_interpreter_that_never_names_stagevox_can_import_torchvision():
     """As an engine process does: it is spawned, and imports vLLM first."""
+    assert run("import torchvision; print(torchvision.__version__)")  # torch comes in while torchvision is half imported
     assert run("import torch, torchvision; print(torchvision.__version__)")
 
 

@@ -11,7 +11,6 @@ imports torchvision long before it loads plugins, and a spawned engine process b
 
 from __future__ import annotations
 
-import sys
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from typing import Any
@@ -28,15 +27,15 @@ _libraries: list[Any] = []
 def declare_missing_schemas() -> bool:
     """Declare the operator schemas that ``import torchvision`` needs, if its compiled operators can't load.
 
-    Doesn't import torchvision. Does nothing under a CUDA build of torch, or when torchvision is absent, already imported, or
-    loads its own operators; calling it again is harmless.
+    Doesn't import torchvision. Does nothing under a CUDA build of torch, or when torchvision is absent or loads its own
+    operators; calling it again is harmless.
 
     Returns:
         Whether this call declared anything.
     """
     import torch  # here, or importing this module first would have torch call into it half made
 
-    if torch.version.cuda is not None or "torchvision" in sys.modules or _compiled_operators_load():
+    if torch.version.cuda is not None or _compiled_operators_load():
         return False
     missing = {name: schema for name, schema in _SCHEMAS.items() if not hasattr(torch.ops.torchvision, name)}
     if not missing:
@@ -50,7 +49,10 @@ def declare_missing_schemas() -> bool:
 
 def _compiled_operators_load() -> bool:
     """Whether there is nothing to mend: no torchvision, or one whose operators load (loading them twice is harmless)."""
-    package = find_spec("torchvision")
+    try:
+        package = find_spec("torchvision")
+    except ValueError:  # a stand-in that somebody put into sys.modules
+        return True
     if package is None or not package.submodule_search_locations:
         return True
     extension = PathFinder.find_spec("_C", list(package.submodule_search_locations))
