@@ -108,7 +108,9 @@ class MiniCode2WavNet(nn.Module):
 
     def targets(self, prefix: str) -> dict[str, torch.Tensor]:
         """Where each tensor of a checkpoint goes."""
-        targets = {prefix + name: tensor for name, tensor in self.named_parameters() if name != "embedding"}
+        targets: dict[str, torch.Tensor] = {
+            prefix + name: tensor for name, tensor in self.named_parameters() if name != "embedding"
+        }
         for q, table in enumerate(self.embedding.split(self.config.codebook_sizes)):
             targets[f"{prefix}embedding.{q}"] = table
         return targets
@@ -135,7 +137,9 @@ class MiniCode2WavNet(nn.Module):
         # 1 where a position exists, 0 before the start; absent if no span sees the start.
         exists = self._exists(spans, length) if first < 0 else None
 
-        x = F.embedding_bag((codes + self.code_offsets).view(batch * length, -1), self.embedding, mode="sum").view(batch, length, -1)
+        x = F.embedding_bag((codes + self.code_offsets).view(batch * length, -1), self.embedding, mode="sum").view(
+            batch, length, -1
+        )
         for block in pre:
             x = block(x if exists is None else x * exists[:, -x.shape[1] :], eps)
         x = up(x.view(-1, config.embedding_size)).view(batch, -1, config.hidden_size)
