@@ -18,6 +18,8 @@ vllm = pytest.importorskip("vllm")
 
 from stagevox.models.mini.text import ThinkerTokenizer  # noqa: E402
 
+pytestmark = pytest.mark.filterwarnings("ignore")  # what vLLM and torch warn of while an engine starts is theirs
+
 DATA = Path(__file__).parents[1] / "data"
 WEIGHTS = str(files("stagevox.models.mini") / "weights" / "thinker")
 TOKENIZER = ThinkerTokenizer()

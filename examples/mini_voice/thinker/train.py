@@ -158,6 +158,7 @@ def export(model: Thinker, out: Path, metrics: dict[str, object]) -> None:
     out.mkdir(parents=True, exist_ok=True)
     tensors = {name: p.detach().half().contiguous() for name, p in model.named_parameters()}
     save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+    (out / "model.safetensors").chmod(0o644)
     config = model.shape.hf_config(TOKENIZER.bos_id, TOKENIZER.eos_id, TOKENIZER.pad_id)
     (out / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     (out / "metrics.json").write_text(json.dumps(metrics, indent=1) + "\n")
