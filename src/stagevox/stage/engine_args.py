@@ -15,7 +15,6 @@ from vllm.engine.arg_utils import EngineArgs
 
 from stagevox.errors import ConfigError, UnknownOverrideError
 
-
 _OURS = frozenset({"model", "worker_cls", "scheduler_cls", "additional_config", "distributed_executor_backend"})
 
 
