@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import math
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
@@ -56,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
     check_vllm_version()
     prepare_inline_process()
+    _hush()
     from stagevox.audio.wav import check_writable, wav_bytes, write_whole
     from stagevox.config.blueprint import Blueprint
 
@@ -154,6 +157,12 @@ def _overrides(given: str | None) -> Any:
         return json.loads(given)
     except (ValueError, RecursionError) as error:
         raise ConfigError("stage_overrides", f"not JSON: {error}") from None
+
+
+def _hush() -> None:
+    """Keep what libraries tell their developers at import off the terminal."""
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"vllm\.")
+    logging.getLogger("torch._library.triton").setLevel(logging.ERROR)
 
 
 @contextmanager
