@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import random
-import runpy
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from mini_reference import TinyOmni
 from safetensors.torch import load_file
 
 from stagevox.contract import NUM_COMPUTED_TOKENS, SAMPLE_RATE, WAVEFORM
 from stagevox.errors import CheckpointError, ContractError, MissingStateError
 from stagevox.models.mini.code2wav import MiniCode2Wav, Span
 from stagevox.models.mini.config import MiniCode2WavConfig
+from stagevox.models.mini.pieces import WEIGHTS as packaged
 
-ROOT = Path(__file__).parents[2]
-WEIGHTS = ROOT / "src/stagevox/models/mini/weights/code2wav"
+WEIGHTS = packaged / "code2wav"
 TOLERANCE = 1e-5
 SAMPLES = 640
 
 
 @pytest.fixture(scope="module")
 def oracle():
-    return runpy.run_path(str(ROOT / "tests/oracles/mini_reference.py"))["TinyOmni"]()
+    return TinyOmni()
 
 
 def _model() -> MiniCode2Wav:

@@ -52,7 +52,8 @@ def topology(folder: Path = WEIGHTS) -> Topology:
 
     Raises :class:`CheckpointError` with the name of a file that is missing or not this family's.
     """
-    _check(folder)
+    if folder != WEIGHTS:
+        _check(folder)
     front_end = f"{__package__}.front_end:MiniFrontEnd"
     return Topology(name=NAME, stages=stages(folder), front_end=front_end, checkpoint=folder)
 
@@ -70,7 +71,7 @@ def stages(folder: Path = WEIGHTS) -> tuple[StageSpec, ...]:
             engine_args={**LAPTOP, "max_model_len": 256, "kv_cache_memory_bytes": 32 * MIB},
             sampling={"temperature": 0.0, "max_tokens": 80},
             constraints={"stop_token_ids": [tokenizer.eos_id], "allowed_token_ids": tokenizer.spoken_ids},
-            chunk_processor=f"{bridge}:WholeReply",
+            chunk_processor="stagevox.connectors.chunks:WholeReply",
         ),
         StageSpec(
             name="talker",
@@ -80,7 +81,7 @@ def stages(folder: Path = WEIGHTS) -> tuple[StageSpec, ...]:
             # top_k only matters once a client sets a temperature.
             sampling={"temperature": 0.0, "top_k": 20},
             constraints={"stop_token_ids": [talker["codec_eos_id"]]},
-            chunk_processor=f"{bridge}:FrameChunks",
+            chunk_processor=f"{bridge}:TalkerFrames",
             input_adapter=f"{bridge}:TalkerInput",
         ),
         StageSpec(
@@ -103,8 +104,6 @@ def _check(folder: Path) -> None:
         found = json.loads((folder / stage / "config.json").read_text(encoding="utf-8")).get("model_type")
         if found != expected:
             raise UnknownModelError("model", f"{folder}/{stage} is of type {found!r}", (expected,))
-    if folder == WEIGHTS:
-        return
     for path in VOCABULARIES:
         if (folder / path).read_bytes() != (WEIGHTS / path).read_bytes():
             raise CheckpointError("model", f"{folder / path} differs from the packaged model's vocabulary")
