@@ -52,8 +52,7 @@ def topology(folder: Path = WEIGHTS) -> Topology:
 
     Raises :class:`CheckpointError` with the name of a file that is missing or not this family's.
     """
-    if folder != WEIGHTS:
-        _check(folder)
+    _check(folder)
     front_end = f"{__package__}.front_end:MiniFrontEnd"
     return Topology(name=NAME, stages=stages(folder), front_end=front_end, checkpoint=folder)
 
@@ -95,14 +94,23 @@ def stages(folder: Path = WEIGHTS) -> tuple[StageSpec, ...]:
     )
 
 
+def _model_type(folder: Path, stage: str) -> str | None:
+    try:
+        config = json.loads((folder / stage / "config.json").read_text(encoding="utf-8"))
+        found: str | None = config.get("model_type")
+    except (ValueError, AttributeError) as error:
+        raise CheckpointError("model", f"{folder}: {stage}/config.json can't be read: {error}") from error
+    return found
+
+
 def _check(folder: Path) -> None:
     for stage, names in FILES.items():
         for name in names:
             if not (folder / stage / name).is_file():
                 raise CheckpointError("model", f"{folder} lacks {stage}/{name}")
-    for stage, expected in MODEL_TYPES.items():
-        found = json.loads((folder / stage / "config.json").read_text(encoding="utf-8")).get("model_type")
-        if found != expected:
+    for stage in FILES:
+        expected, found = MODEL_TYPES.get(stage), _model_type(folder, stage)
+        if expected is not None and found != expected:
             raise UnknownModelError("model", f"{folder}/{stage} is of type {found!r}", (expected,))
     for path in VOCABULARIES:
         if (folder / path).read_bytes() != (WEIGHTS / path).read_bytes():
