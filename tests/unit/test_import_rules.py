@@ -62,10 +62,10 @@ def why_forbidden(part: str, name: str) -> str | None:
         return f"{part} doesn't reach into the runner"
     if part == "stage" and within(name, "stagevox.pipeline"):
         return "stage never imports pipeline"
-    if part == "models" and within(name, "stagevox.stage", "stagevox.pipeline", "stagevox.server"):
-        if within(name, "stagevox.stage.payload"):
-            return None  # what enters and leaves a stage, as plain values: a bridge makes them
+    if part == "models" and within(name, "stagevox.pipeline", "stagevox.server"):
         return "models see the contract, torch and vLLM's layers"
+    if part == "models" and within(name, "stagevox.stage") and not within(name, "stagevox.stage.payload"):
+        return "of a stage, models see the plain values that cross its border"
     return None
 
 

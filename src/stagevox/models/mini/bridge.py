@@ -67,7 +67,7 @@ class TalkerInput:
             prompt_token_ids=list(self._prompt),
             payload={"text_rows": torch.tensor(ids), "voice": voice},
             cache_salt=hashlib.sha256(conditioning.encode()).hexdigest(),
-            sampling={"max_tokens": limit if wanted is None else min(limit, wanted)},
+            sampling={"max_tokens": limit if wanted is None else min(limit, wanted + 1)},
         )
 
     def drop(self, req_id: str) -> None:
