@@ -16,10 +16,12 @@ from stagevox.contract import (
     IS_PREFILL,
     MTP_INPUTS,
     NUM_COMPUTED_TOKENS,
-    PROMPT_LEN as PROMPT_LEN_FIELD,
     check_batch,
     check_mtp,
     check_row,
+)
+from stagevox.contract import (
+    PROMPT_LEN as PROMPT_LEN_FIELD,
 )
 from stagevox.errors import CheckpointError, ContractError, MissingStateError
 from stagevox.models.mini.pieces import WEIGHTS

@@ -99,7 +99,11 @@ def test_equal_conditioning_has_an_equal_salt_in_another_process(adapter):
         f"print(T().accept(S('q', None), Chunk('q', 0, True, {dict(reply('hello').data)})).cache_salt)"
     )
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, check=True, env={"PYTHONPATH": ":".join(sys.path)}
+        [sys.executable, "-W", "ignore", "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONPATH": ":".join(sys.path)},
     )
     assert done.stdout.split()[-1] == salt
     assert len(salt) == 64
