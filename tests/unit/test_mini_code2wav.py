@@ -172,3 +172,10 @@ def test_a_checkpoint_that_does_not_fit_is_refused_by_key(fault):
     fresh = MiniCode2Wav(vllm_config=SimpleNamespace(model_config=SimpleNamespace(hf_config=config)))
     with pytest.raises(CheckpointError, match=key.replace(".", r"\.")):
         fresh.load_weights(tensors.items())
+
+
+@pytest.mark.parametrize("changed", [{"left_context_codes": 14}, {"delay_samples": 600}, {"upsample": 5}], ids=str)
+def test_a_config_that_cannot_be_right_is_refused(changed):
+    config = MiniCode2WavConfig.from_pretrained(WEIGHTS, **changed)
+    with pytest.raises(CheckpointError, match="code2wav"):
+        MiniCode2Wav(vllm_config=SimpleNamespace(model_config=SimpleNamespace(hf_config=config)))
