@@ -88,8 +88,11 @@ def forbidden_imports(root: Path) -> list[str]:
     return found
 
 
+NAMEDTUPLE = {"_asdict", "_fields", "_make", "_replace"}  # public, in spite of the underscore
+
+
 def is_private(name: str) -> bool:
-    return name.startswith("_") and not name.startswith("__")
+    return name.startswith("_") and not name.startswith("__") and name not in NAMEDTUPLE
 
 
 def private_definitions(tree: ast.Module) -> set[str]:
