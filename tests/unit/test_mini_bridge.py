@@ -82,7 +82,8 @@ def test_the_cap_follows_from_the_text(adapter, oracle):
 def test_a_client_may_lower_the_cap_but_not_raise_it(adapter):
     chunk = reply("hello")
     limit = adapter.accept(talker_request(), chunk).sampling["max_tokens"]
-    assert adapter.accept(talker_request(sampling={"max_tokens": 5}), chunk).sampling["max_tokens"] == 5
+    # A client counts frames; the last token that is sampled never becomes one.
+    assert adapter.accept(talker_request(sampling={"max_tokens": 5}), chunk).sampling["max_tokens"] == 6
     assert adapter.accept(talker_request(sampling={"max_tokens": 5000}), chunk).sampling["max_tokens"] == limit
 
 
