@@ -57,7 +57,10 @@ def pitch(wave: Tensor, hops: int) -> tuple[Tensor, Tensor]:
 
 
 def frame_features(pcm: np.ndarray) -> tuple[Tensor, Tensor]:
-    """Of every frame: four hops of log mel in a row ``[N, 256]``, and the mean pitch of its voiced hops ``[N]``, log2 from 180 Hz."""
+    """Of every frame: four hops of log mel in a row ``[N, 256]`` and the pitch ``[N]``.
+
+    Pitch is the mean over the frame's voiced hops, in octaves from 180 Hz; 0 if none is voiced.
+    """
     wave = torch.tensor(pcm.astype(np.float32) / 32768)
     frames = math.ceil(len(wave) / SAMPLES_PER_FRAME)
     hops = HOPS_PER_FRAME * frames
