@@ -22,10 +22,13 @@ WEIGHTS = os.path.join(HERE, "..", "..", "src", "stagevox", "models", "mini", "w
 
 class TinyOmni:
     def __init__(self, path=WEIGHTS, dtype=torch.float32):
-        t, c = (json.load(open(os.path.join(path, stage, "config.json"))) for stage in ("talker", "code2wav"))
+        def read(*name):
+            with open(os.path.join(path, *name)) as f:
+                return json.load(f)
+
+        t, c, tk = read("talker", "config.json"), read("code2wav", "config.json"), read("talker", "tokenizer.json")
         t |= {"rope_theta": t["rope_parameters"]["rope_theta"], "num_code_groups": len(t["codebook_sizes"])}
         self.cfg = {"talker": t, "code_predictor": {"num_layers": t["predictor_layers"]}, "code2wav": c, "sample_rate": c["sample_rate"]}
-        tk = json.load(open(os.path.join(path, "talker", "tokenizer.json")))
         self.words, self.eos_text, self.pad_text = tk["words"], tk["eos_id"], tk["pad_id"]
         self.w = {}
         for stage in ("talker", "code2wav"):

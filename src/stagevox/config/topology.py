@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from stagevox.connectors.base import Chunk
 from stagevox.contract import StageExecutionType
 from stagevox.stage.payload import StageInput, StageRequest
-
-from stagevox.connectors.base import Chunk
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ class TalkerMTP(Protocol):
     def talker_mtp(
         self, input_ids: torch.Tensor, input_embeds: torch.Tensor, last_hidden: torch.Tensor, text_step: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """``input_ids [N]`` holds layer-0 codes sampled from ``last_hidden [N, H]``; returns ``(embeds [N, H], codes [N, Q])``."""
+        """Layer-0 codes ``input_ids [N]``, sampled from ``last_hidden [N, H]``, become ``(embeds [N, H], codes [N, Q])``."""
         ...
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pydantic import ValidationError
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.models import ModelRegistry
@@ -22,18 +22,12 @@ from vllm.v1.request import Request
 from stagevox.config.topology import StageSpec
 from stagevox.connectors.base import Chunk
 from stagevox.contract import Capabilities, StageExecutionType
-from stagevox.errors import CapabilityError, UnknownOverrideError
+from stagevox.errors import CapabilityError
 
+from .engine_args import check_engine_args
 from .payload import StageInput, StageOutput, StageRequest, StepRow
 from .plugin import register
 from .wire import StageSettings
-
-_OURS = frozenset({"model", "worker_cls", "scheduler_cls", "additional_config", "distributed_executor_backend"})
-
-
-def engine_arg_names() -> frozenset[str]:
-    """The vLLM engine arguments that an operator may override for a stage."""
-    return frozenset(field.name for field in dataclasses.fields(EngineArgs)) - _OURS
 
 
 class StageEngine:
@@ -44,7 +38,10 @@ class StageEngine:
         self.name = spec.name
         self._spec = spec
         config = make_config(spec, overrides or {}, record=record)
-        self._core = EngineCore(config, Executor.get_class(config), log_stats=False)
+        try:
+            self._core = EngineCore(config, Executor.get_class(config), log_stats=False)
+        except ValueError as error:  # such as a KV pool too small for one request
+            raise CapabilityError(spec.name, first_reason(error)) from error
         self._scheduler: Any = self._core.scheduler
         self._scheduler.make_request = self._make_request
         self._max_model_len = config.model_config.max_model_len
@@ -98,7 +95,9 @@ class StageEngine:
                 request_id=request.req_id,
                 prompt_token_ids=list(given.prompt_token_ids),
                 mm_features=None,
-                sampling_params=sampling_params(fields, self._spec.constraints, self._max_model_len - len(given.prompt_token_ids)),
+                sampling_params=sampling_params(
+                    fields, self._spec.constraints, self._max_model_len - len(given.prompt_token_ids)
+                ),
                 pooling_params=None,
                 arrival_time=time.time(),
                 lora_request=None,
@@ -127,12 +126,7 @@ def make_config(spec: StageSpec, overrides: Mapping[str, Any], *, record: bool =
     """The vLLM config of a stage; raises a :class:`stagevox.errors.ConfigError` for what can't work."""
     if spec.execution_type is StageExecutionType.DIFFUSION:
         raise CapabilityError(spec.name, "no runtime for diffusion stages yet", ["ar", "generation"])
-    names = engine_arg_names()
-    for key in overrides:
-        if key not in names:
-            raise UnknownOverrideError(
-                f"{spec.name}.{key}", "not a vLLM engine argument", difflib.get_close_matches(key, sorted(names), n=3)
-            )
+    check_engine_args(spec.name, overrides)
     register()
     load_general_plugins()
     cpu = current_platform.is_cpu()
@@ -152,18 +146,30 @@ def make_config(spec: StageSpec, overrides: Mapping[str, Any], *, record: bool =
     args = EngineArgs(
         model=str(spec.checkpoint),
         async_scheduling=async_scheduling,
-        worker_cls="stagevox.stage.worker:" + ("OmniCPUWorker" if cpu else "OmniGPUWorker"),
+        worker_cls="stagevox.stage.worker." + ("OmniCPUWorker" if cpu else "OmniGPUWorker"),
         scheduler_cls=_scheduler_class(spec.execution_type, async_scheduling),
         distributed_executor_backend="vllm.v1.executor.uniproc_executor.UniProcExecutor",
         additional_config=settings.to_config(),
         **arguments,
     )
-    config = args.create_engine_config()
+    try:
+        config = args.create_engine_config()
+    except (ValueError, TypeError) as error:  # pydantic's ValidationError is a ValueError
+        raise CapabilityError(spec.name, first_reason(error)) from error
     model_class, _ = ModelRegistry.resolve_model_cls(config.model_config.architectures, model_config=config.model_config)
     capabilities = Capabilities.of(model_class)
     _refuse(spec.name, config, capabilities, async_scheduling=async_scheduling, cpu=cpu)
     config.additional_config = dataclasses.replace(settings, has_talker_mtp=capabilities.has_talker_mtp).to_config()
     return config
+
+
+def first_reason(error: Exception) -> str:
+    """The first reason of a validation error, in one line."""
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        return " ".join(f"{where} {first['msg']}".split())
+    return " ".join(str(error).split())
 
 
 def _scheduler_class(execution_type: StageExecutionType, async_scheduling: bool) -> str:

@@ -1,7 +1,7 @@
 """The generation runner: each position of a request yields output once, without logits (EX-9).
 
-Positions are codec frames. A step covers whatever span the scheduler chose; the model reads the frames it needs, left context included,
-from the request's state by absolute position, so any split of the positions gives the same samples.
+Positions are codec frames. A step covers whatever span the scheduler chose; the model reads the frames it needs, left context
+included, from the request's state by absolute position, so any split of the positions gives the same samples.
 """
 
 from __future__ import annotations

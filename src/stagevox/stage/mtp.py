@@ -24,15 +24,14 @@ class MTPRows(NamedTuple):
     def select(self, index: int) -> MTPRows:
         """The same, for one row only."""
         one = slice(index, index + 1)
-        return MTPRows(
-            self.rows[one], self.input_ids[one], self.input_embeds[one], self.last_hidden[one], self.text_step[one]
-        )
+        return MTPRows(self.rows[one], self.input_ids[one], self.input_embeds[one], self.last_hidden[one], self.text_step[one])
 
 
 def complete_frames(model: Any, batch: MTPRows, out: torch.Tensor, buffer: IntermediateBuffer) -> dict[str, torch.Tensor]:
     """Call ``talker_mtp``, write its embeddings into ``out [num_tokens, H]`` at each row's own offset, log the frames.
 
-    Returns the new codes ``[1, Q]`` by request. If the call fails, each row is tried alone, so that only the guilty request fails.
+    Returns the new codes ``[1, Q]`` by request. If the call fails, each row is tried
+    alone, so that only the guilty request fails.
     """
     try:
         embeds, codes = _call(model, batch, out.shape[1])

@@ -24,8 +24,8 @@ def owned(value: Any) -> Any:
 def slice_outputs(rows: list[RowPhase], values: Mapping[str, Any] | None, num_tokens: int) -> Outputs:
     """Hand each request its share of a step's ``multimodal_outputs``.
 
-    A tensor is cut along its first axis, the token axis (rows past ``num_tokens`` are padding); a sequence holds one value a request.
-    Requests that are not sampled in this step get nothing. Nothing at all is built when there are no values.
+    A tensor is cut along its first axis, the token axis (rows past ``num_tokens`` are padding); a sequence holds one value a
+    request. Requests that are not sampled in this step get nothing. Nothing at all is built when there are no values.
     """
     if not values:
         return {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,8 @@ class StageInput:
     """What an input adapter makes of an upstream chunk.
 
     ``prompt_token_ids`` completes a waiting request, or extends the prompt of a generation request;
-    ``payload`` is merged into the request's state. ``cache_salt`` is the digest of the conditioning. ``sampling`` is laid over the
-    request's own. ``end`` says that nothing more will come.
+    ``payload`` is merged into the request's state. ``cache_salt`` is the digest of the conditioning. ``sampling`` is
+    laid over the request's own. ``end`` says that nothing more will come.
     """
 
     prompt_token_ids: list[int] = field(default_factory=list)
@@ -42,8 +42,7 @@ class StageInput:
     end: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class StageOutput:
+class StageOutput(NamedTuple):
     """What one step of a stage produced for one request, for the client's side."""
 
     req_id: str
@@ -55,8 +54,7 @@ class StageOutput:
     error: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StepRow:
+class StepRow(NamedTuple):
     """One row of the step log that ``Omni.trace()`` returns."""
 
     step: int

@@ -23,7 +23,7 @@ from .mtp import MTPRows
 from .rows import is_decode_row
 
 
-def call_hook(name: str, hook: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def call_hook(name: str, hook: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call a model's hook; whatever it raises comes out as a :class:`ContractError` under the hook's name."""
     try:
         return hook(*args, **kwargs)
@@ -48,24 +48,25 @@ class HookRouter:
 
     def run(self, rows: list[RowPhase], input_ids: torch.Tensor) -> MTPRows | None:
         """Preprocess one step; returns the decode rows that wait for ``talker_mtp``, or None."""
-        buffer, capabilities = self.buffer, self.capabilities
+        capabilities, failed, logs = self.capabilities, self.buffer.failed, self.buffer.logs
+        batched = capabilities.has_decode_batch
         if capabilities.has_preprocess_batch:
             self._prepare(rows, input_ids)
         mtp: list[MTPRows] = []
         pending: list[RowPhase] = []
         for row in rows:
-            if row.req_id in buffer.failed:
-                self._flush(pending, input_ids, mtp)
+            if row.req_id in failed:
+                pending = self._flush(pending, input_ids, mtp)
                 self.out[row.start : row.end].zero_()
                 continue
-            log = buffer.logs.get(row.req_id)
+            log = logs.get(row.req_id) if logs else None
             decode = is_decode_row(row, in_log=log is not None and row.num_computed in log)
-            if decode and capabilities.has_decode_batch:
+            if decode and batched:
                 # Without MTP a batch is a run of neighbours; with it, all decode rows of the step go in one call.
                 pending.append(row)
                 continue
             if not capabilities.has_talker_mtp:
-                self._flush(pending, input_ids, mtp)
+                pending = self._flush(pending, input_ids, mtp)
             self._span(row, input_ids, decode, mtp)
         self._flush(pending, input_ids, mtp)
         if not mtp:
@@ -113,10 +114,11 @@ class HookRouter:
         if inputs is not None:
             mtp.append(MTPRows([row], ids, target, *inputs))
 
-    def _flush(self, pending: list[RowPhase], input_ids: torch.Tensor, mtp: list[MTPRows]) -> None:
+    def _flush(self, pending: list[RowPhase], input_ids: torch.Tensor, mtp: list[MTPRows]) -> list[RowPhase]:
+        """Send the waiting decode rows to the batch hook; returns an empty list to wait in next."""
         if pending:
-            self._decode_batch(list(pending), input_ids, mtp)
-            pending.clear()
+            self._decode_batch(pending, input_ids, mtp)
+        return []
 
     def _decode_batch(self, rows: list[RowPhase], input_ids: torch.Tensor, mtp: list[MTPRows]) -> None:
         """A batch of decode rows through ``preprocess_decode_batch``; on failure each row alone, to find the guilty one."""
@@ -140,11 +142,14 @@ class HookRouter:
             input_ids[where] = result[0]
         self.out[where] = result[1]
         updates: list[Update] = result[-1]
-        for row, update in zip(rows, updates, strict=True):
-            self.buffer.apply(row.req_id, update)
+        if any(updates):
+            for row, update in zip(rows, updates, strict=True):
+                self.buffer.apply(row.req_id, update)
         if use_mtp:
             mtp.append(MTPRows(rows, result[0], result[1], result[2], result[3]))
 
 
 def _join(parts: list[MTPRows]) -> MTPRows:
-    return MTPRows([row for part in parts for row in part.rows], *(torch.cat(column) for column in list(zip(*parts, strict=True))[1:]))
+    return MTPRows(
+        [row for part in parts for row in part.rows], *(torch.cat(column) for column in list(zip(*parts, strict=True))[1:])
+    )

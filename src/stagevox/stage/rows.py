@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import operator
+from collections.abc import Iterable, Sequence
 
 from stagevox.contract import RowPhase
 
 
 def build_rows(
     req_ids: Iterable[str],
-    starts: Iterable[int],
-    ends: Iterable[int],
+    starts: Sequence[int],
+    ends: Sequence[int],
     num_computed: Iterable[int],
     prompt_lens: Iterable[int],
     num_known: Iterable[int],
@@ -19,12 +20,8 @@ def build_rows(
 
     ``starts`` and ``ends`` bound each span on the flattened token axis. Everything is read anew each step: nothing is latched.
     """
-    return [
-        RowPhase(req_id, start, end - start, computed, prompt, known)
-        for req_id, start, end, computed, prompt, known in zip(
-            req_ids, starts, ends, num_computed, prompt_lens, num_known, strict=True
-        )
-    ]
+    spans = map(operator.sub, ends, starts)
+    return list(map(RowPhase, req_ids, starts, spans, num_computed, prompt_lens, num_known))
 
 
 def is_decode_row(row: RowPhase, *, in_log: bool) -> bool:
@@ -32,7 +29,8 @@ def is_decode_row(row: RowPhase, *, in_log: bool) -> bool:
 
     A one-token prompt tail is prefill. A one-token replay tail is not sampled, or its position is in the request's log already.
     """
-    return row.span == 1 and not row.is_prefill and row.is_sampled and not in_log
+    _, _, span, computed, prompt_len, known = row  # unpacked once: this runs for every row of every step
+    return span == 1 and computed >= prompt_len and computed + 1 >= known and not in_log
 
 
 def request_token_spans(rows: Iterable[RowPhase]) -> list[tuple[int, int]]:

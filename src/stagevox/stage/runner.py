@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -28,10 +28,18 @@ from .rows import build_rows, request_token_spans
 from .seeded import keep_generators, without_offsets
 from .wire import OmniAsyncOutput, OmniModelRunnerOutput, StageSettings
 
+# At run time a mixin; to the type checker it has what it will be mixed with.
+if TYPE_CHECKING:
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner as Upstream
+else:
+    Upstream = object
 
-class OmniGPUModelRunner:
+
+class OmniGPUModelRunner(Upstream):
     """Mixin that gives a vLLM V1 model runner per-request model state, hooks, MTP and several outputs."""
 
+    model: Any
+    execute_model_state: Any
     model_intermediate_buffer: IntermediateBuffer
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -57,7 +65,7 @@ class OmniGPUModelRunner:
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Load, then read the model's capabilities once."""
-        super().load_model(*args, **kwargs)  # type: ignore[misc]
+        super().load_model(*args, **kwargs)
         self._omni_bind(self.model)
 
     def _omni_bind(self, model: Any) -> None:
@@ -68,7 +76,7 @@ class OmniGPUModelRunner:
     # -- request state ------------------------------------------------------------------------------------------------
 
     def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
-        deferred = super()._update_states(scheduler_output)  # type: ignore[misc]
+        deferred = super()._update_states(scheduler_output)
         buffer = self.model_intermediate_buffer
         for new in scheduler_output.scheduled_new_reqs:
             buffer.open(new.req_id, {})
@@ -78,7 +86,7 @@ class OmniGPUModelRunner:
 
     def _on_request_state_removed(self, req_id: str, req_state: Any) -> None:
         self.model_intermediate_buffer.drop(req_id)
-        super()._on_request_state_removed(req_id, req_state)  # type: ignore[misc]
+        super()._on_request_state_removed(req_id, req_state)
 
     # -- before forward -----------------------------------------------------------------------------------------------
 
@@ -110,7 +118,7 @@ class OmniGPUModelRunner:
         }
 
     def _preprocess(self, scheduler_output: SchedulerOutput, num_input_tokens: int, intermediate_tensors: Any = None) -> Any:
-        result = super()._preprocess(scheduler_output, num_input_tokens, intermediate_tensors)  # type: ignore[misc]
+        result = super()._preprocess(scheduler_output, num_input_tokens, intermediate_tensors)
         self._rows = self._gather_rows(scheduler_output)
         self._new_codes = {}
         self._step += 1
@@ -147,7 +155,7 @@ class OmniGPUModelRunner:
     # -- forward ------------------------------------------------------------------------------------------------------
 
     def _model_forward(self, *args: Any, **kwargs: Any) -> Any:
-        result = super()._model_forward(*args, **kwargs)  # type: ignore[misc]
+        result = super()._model_forward(*args, **kwargs)
         self._omni_output = None
         if self._capabilities.has_make_omni_output:
             try:
@@ -169,7 +177,7 @@ class OmniGPUModelRunner:
         real, embeds = self.model, self.inputs_embeds.gpu if self._router is not None else None
         self.model = _Unwrapped(real, embeds)
         try:
-            return super()._dummy_run(*args, **kwargs)  # type: ignore[misc]
+            return super()._dummy_run(*args, **kwargs)
         finally:
             self.model = real
 
@@ -179,7 +187,7 @@ class OmniGPUModelRunner:
     def sample_tokens(self, grammar_output: Any) -> ModelRunnerOutput | AsyncModelRunnerOutput | Any:
         """Sample, then keep what the next step needs and hand out what this one made."""
         state = self.execute_model_state
-        result = super().sample_tokens(grammar_output)  # type: ignore[misc]
+        result = super().sample_tokens(grammar_output)
         if state is None:
             return result
         if self._capabilities.has_postprocess:
@@ -256,7 +264,7 @@ class GPUARModelRunner(OmniGPUModelRunner, GPUModelRunner):
 class CPUARModelRunner(OmniGPUModelRunner, CPUModelRunner):
     """The AR runner on vLLM's CPU runner, with two of its limits lifted: async scheduling and seeded, chunked requests."""
 
-    def _get_or_create_async_output_copy_stream(self) -> None:  # type: ignore[override]
+    def _get_or_create_async_output_copy_stream(self) -> None:
         return None  # nothing to overlap: see plugin.CPUAsyncOutput
 
     def _sample(self, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:

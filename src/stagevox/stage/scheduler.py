@@ -2,19 +2,19 @@
 
 What differs from upstream, and nothing else does:
 
-- A request may be registered before its input exists. It waits outside vLLM's queues and is admitted when its first input arrives.
+- A request may be registered before its input exists. It waits outside vLLM's queues until its first input arrives.
 - Payloads ride with the step that first schedules their request.
 - With runner-managed MTP, a replay stops one position short of the newest one, which is then a decode row of its own.
-- A request whose model failed is finished with an error and its blocks leave the prefix cache: they were hashed before they were computed.
+- A request whose model failed ends with an error, and its blocks leave the prefix cache: they were hashed before they were
+  computed.
 - A generation request's prompt grows while it lives, and it ends when its input has ended and is computed.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -22,6 +22,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
+from stagevox.config.objects import load_attribute
 from stagevox.connectors.base import Chunk, ChunkProcessor
 from stagevox.contract import merge_update
 from stagevox.errors import TextTooLongError
@@ -30,16 +31,16 @@ from .payload import StageInput, StageOutput, StageRequest
 from .wait import WaitRoom, WaitState
 from .wire import OmniSchedulerOutput, StageSettings
 
+# At run time a mixin; to the type checker it has what it will be mixed with.
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.scheduler import Scheduler as Upstream
+else:
+    Upstream = object
+
 _NOTHING: Mapping[str, Any] = {}
 
 
-def load_object(path: str) -> Any:
-    """The object a ``module:attribute`` path names."""
-    module, _, attribute = path.partition(":")
-    return getattr(importlib.import_module(module), attribute)
-
-
-class OmniSchedulerMixin:
+class OmniSchedulerMixin(Upstream):
     """What every stage's scheduler adds to vLLM's."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -50,8 +51,8 @@ class OmniSchedulerMixin:
         self.wait_room = WaitRoom()
         self.omni_requests: dict[str, StageRequest] = {}
         self.make_request: Callable[[StageRequest, StageInput], Request] | None = None
-        self._chunks: ChunkProcessor | None = load_object(settings.chunk_processor)() if settings.chunk_processor else None
-        self._adapter = load_object(settings.input_adapter)() if settings.input_adapter else None
+        self._chunks: ChunkProcessor | None = load_attribute(settings.chunk_processor)() if settings.chunk_processor else None
+        self._adapter: Any = load_attribute(settings.input_adapter)() if settings.input_adapter else None
         self._inbox: deque[Chunk] = deque()
         self._payloads: dict[str, Mapping[str, Any]] = {}
         self._outputs: list[StageOutput] = []
@@ -115,7 +116,7 @@ class OmniSchedulerMixin:
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """Take in what arrived, run the inherited scheduler, put payloads on board."""
         self._take_inputs()
-        output = super().schedule(*args, **kwargs)  # type: ignore[misc]
+        output = super().schedule(*args, **kwargs)
         if not self._payloads:
             return output
         aboard = {req_id: self._payloads.pop(req_id) for req_id in output.num_scheduled_tokens if req_id in self._payloads}
@@ -126,7 +127,7 @@ class OmniSchedulerMixin:
         failed = getattr(model_runner_output, "failed", None)
         if failed:
             self.omni_fail(failed)
-        result = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+        result = super().update_from_output(scheduler_output, model_runner_output)
         client = getattr(model_runner_output, "multimodal_outputs", _NOTHING)
         onward = getattr(model_runner_output, "inter_stage_outputs", _NOTHING)
         for outputs in result.values():
@@ -153,7 +154,7 @@ class OmniSchedulerMixin:
             except Exception as error:
                 self.omni_fail({req_id: error})
                 return
-        self._outputs.append(StageOutput(req_id, list(tokens), client, reason))
+        self._outputs.append(StageOutput(req_id, tokens, client, reason))
         if reason is not None:
             self._forget(req_id)
 
@@ -167,13 +168,13 @@ class OmniSchedulerMixin:
             ids = [request_ids] if isinstance(request_ids, str) else list(request_ids)
         for req_id in ids:
             self._forget(req_id)
-        finished: list[Request] = super().finish_requests(ids, finished_status)  # type: ignore[misc]
+        finished: list[Request] = super().finish_requests(ids, finished_status)
         return finished
 
     def omni_fail(self, failed: Mapping[str, BaseException]) -> None:
         """End requests with an error, and evict what they put into the prefix cache.
 
-        A request that adopted blocks of a failed one before they were computed can't be right either: it ends with the same error.
+        A request that adopted blocks of a failed one can't be right either, and ends with the same error.
         """
         doomed = {req_id: error for req_id, error in failed.items() if req_id in self.omni_requests}
         for req_id, error in list(doomed.items()):
@@ -192,10 +193,7 @@ class OmniSchedulerMixin:
     def _blocks_of(self, req_id: str) -> set[int]:
         pool = self.kv_cache_manager.block_pool
         return {
-            block
-            for group in self.kv_cache_manager.get_block_ids(req_id)
-            for block in group
-            if block != pool.null_block.block_id
+            block for group in self.kv_cache_manager.get_block_ids(req_id) for block in group if block != pool.null_block.block_id
         }
 
     def _forget(self, req_id: str) -> None:
@@ -211,17 +209,17 @@ class OmniSchedulerMixin:
 
     def get_num_unfinished_requests(self) -> int:
         """Requests a step could advance: those that wait for a chunk don't keep an engine awake."""
-        count: int = super().get_num_unfinished_requests()  # type: ignore[misc]
+        count: int = super().get_num_unfinished_requests()
         return count - self.wait_room.count(WaitState.WAITING_FOR_CHUNK)
 
     def has_requests(self) -> bool:
         """True if a step would do something."""
-        return bool(self._inbox) or super().has_requests()  # type: ignore[misc]
+        return bool(self._inbox) or super().has_requests()
 
 
 class _ARMixin(OmniSchedulerMixin):
     def _reserve_prefill_lookahead(self, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
-        count: int = super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)  # type: ignore[misc]
+        count: int = super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)
         if self.stage.has_talker_mtp:
             known = request.num_tokens + request.num_output_placeholders
             reaches_newest = num_computed_tokens + count == known

@@ -20,7 +20,9 @@ def keep_generators(generators: dict[int, torch.Generator], discarded: np.ndarra
     if not generators:
         yield
         return
-    saved = [(generators[int(row)], generators[int(row)].get_state()) for row in np.flatnonzero(discarded) if int(row) in generators]
+    saved = [
+        (generators[int(row)], generators[int(row)].get_state()) for row in np.flatnonzero(discarded) if int(row) in generators
+    ]
     yield
     for generator, state in saved:
         generator.set_state(state)

@@ -14,7 +14,6 @@ from .generation import CPUGenerationModelRunner, GPUGenerationModelRunner
 from .runner import CPUARModelRunner, GPUARModelRunner, state_size, step_log
 from .wire import StageSettings
 
-
 AR, GENERATION = StageExecutionType.AR, StageExecutionType.GENERATION
 CPU_RUNNERS = {AR: CPUARModelRunner, GENERATION: CPUGenerationModelRunner}
 GPU_RUNNERS = {AR: GPUARModelRunner, GENERATION: GPUGenerationModelRunner}

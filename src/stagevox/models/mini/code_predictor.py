@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from .config import MiniTalkerConfig
-from .layers import add_rms_norm, rms_norm, weight
-
-
-class Dense(nn.Module):
-    """The parameters of ``x @ weight + bias``, the weight stored ``[in, out]``: the faster layout for few rows."""
-
-    def __init__(self, size_in: int, size_out: int) -> None:
-        super().__init__()
-        self.weight = weight(size_in, size_out)
-        self.bias = weight(size_out)
+from .layers import Dense, add_rms_norm, linear, rms_norm, weight
 
 
 class Block(nn.Module):
@@ -47,46 +39,41 @@ class CodePredictor(nn.Module):
         self.blocks = nn.ModuleList([Block(size, config.predictor_intermediate_size) for _ in range(config.predictor_layers)])
         self.norm = weight(size)
         self.head = nn.ModuleList([Dense(size, sizes[q + 1]) for q in groups])
-        self._plan: tuple | None = None
+        self._plan: tuple[Any, ...] | None = None
 
     def targets(self, prefix: str) -> dict[str, torch.Tensor]:
         """Where each tensor of a checkpoint goes."""
-        targets: dict[str, torch.Tensor] = {}
-        for name, tensor in self.named_parameters():
-            name = name.replace("proj.", "in.")
-            is_dense = name.endswith(".weight")
-            targets[prefix + name] = tensor.t() if is_dense else tensor
-        return targets
+        return {prefix + name.replace("proj.", "in."): tensor for name, tensor in self.named_parameters()}
 
-    def _make_plan(self) -> tuple:
-        """The tensors in the order of use: looking them up by attribute would cost as much as the maths."""
-        blocks = list(self.blocks)
+    def _make_plan(self) -> tuple[Any, ...]:
+        blocks: list[Any] = list(self.blocks)
+        heads: list[Any] = list(self.head)
         gains = [block.norm.data for block in blocks] + [self.norm.data]
         mlps = [
-            (b.fc1.weight.data, b.fc1.bias.data, b.fc2.weight.data, b.fc2.bias.data, gain)
-            for b, gain in zip(blocks, gains[1:], strict=True)
+            (linear(block.fc1.weight, block.fc1.bias), linear(block.fc2.weight, block.fc2.bias), gain)
+            for block, gain in zip(blocks, gains[1:], strict=True)
         ]
         groups = [
-            (table.data, bias, head.weight.data, head.bias.data)
-            for table, bias, head in zip(self.embedding, self.group_bias.data.unbind(), self.head, strict=True)
+            (table.data, bias, linear(head.weight, head.bias))
+            for table, bias, head in zip(self.embedding, self.group_bias.data.unbind(), heads, strict=True)
         ]
-        return self.proj.weight.data, self.proj.bias.data, gains[0], mlps, groups
+        return linear(self.proj.weight, self.proj.bias), gains[0], mlps, groups
 
     def forward(self, hidden: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
         """``hidden [N, H]`` and layer-0 ``codes [N]`` give whole frames ``[N, Q]``, the layer-0 codes first."""
         plan = self._plan
         if plan is None:
             plan = self._plan = self._make_plan()
-        weight_in, bias_in, first_gain, mlps, groups = plan
-        eps, addmm, silu_ = self.eps, torch.addmm, torch.ops.aten.silu_.default
-        u = addmm(bias_in, hidden, weight_in)
+        project, first_gain, mlps, groups = plan
+        eps, silu_ = self.eps, torch.ops.aten.silu_.default
+        u = project(hidden)
         frame = [codes]
-        for table, group_bias, head, head_bias in groups:
+        for table, group_bias, head in groups:
             u = u + table.index_select(0, codes)
             z = u + group_bias
             y = rms_norm(z, first_gain, eps)
-            for w1, b1, w2, b2, gain in mlps:
-                y = add_rms_norm(addmm(b2, silu_(addmm(b1, y, w1)), w2), z, gain, eps)
-            codes = addmm(head_bias, y, head).argmax(-1)
+            for up, down, gain in mlps:
+                y = add_rms_norm(down(silu_(up(y))), z, gain, eps)
+            codes = head(y).argmax(-1)
             frame.append(codes)
         return torch.stack(frame, 1)

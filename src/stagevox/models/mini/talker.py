@@ -9,9 +9,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from vllm.config import CacheConfig, VllmConfig
+from vllm.config import CompilationMode, VllmConfig
 from vllm.model_executor.layers.attention import Attention
-from vllm.model_executor.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 from vllm.model_executor.layers.rotary_embedding import get_rope
 
 from stagevox.contract import MTP_INPUTS, NUM_COMPUTED_TOKENS, PROMPT_LEN, MTPBatchResult, RowResult, Update
@@ -19,7 +18,7 @@ from stagevox.errors import CapabilityError, ContractError, MissingStateError
 
 from .code_predictor import CodePredictor
 from .config import MiniTalkerConfig
-from .layers import add_rms_norm, load_strict, rms_norm, weight
+from .layers import add_rms_norm, linear, load_strict, rms_norm, weight
 
 TEXT_ROWS = "text_rows"
 """State: LongTensor ``[K]`` of the text's piece ids, the EOS row's id last."""
@@ -32,28 +31,33 @@ LAST_HIDDEN = "last_hidden"
 
 
 class TalkerLayer(nn.Module):
-    """Pre-norm attention and gated MLP."""
+    """Pre-norm attention over vLLM's paged KV cache, and a gated MLP."""
 
-    def __init__(self, config: MiniTalkerConfig, cache_config: CacheConfig | None, prefix: str) -> None:
+    def __init__(self, config: MiniTalkerConfig, vllm_config: VllmConfig, prefix: str) -> None:
         super().__init__()
         size, heads, head_dim = config.hidden_size, config.num_attention_heads, config.head_dim
-        self.eps = config.rms_norm_eps
         self.input_norm = weight(size)
-        self.qkv = QKVParallelLinear(size, head_dim, heads, bias=False, return_bias=False, prefix=f"{prefix}.qkv")
+        self.qkv = weight(3 * heads * head_dim, size)
         self.rope = get_rope(head_dim, config.max_position_embeddings, rope_parameters=config.rope_parameters)
-        self.attn = Attention(heads, head_dim, head_dim**-0.5, cache_config=cache_config, prefix=f"{prefix}.attn")
-        self.o = RowParallelLinear(heads * head_dim, size, bias=False, return_bias=False, prefix=f"{prefix}.o")
+        self.attn = Attention(heads, head_dim, head_dim**-0.5, cache_config=vllm_config.cache_config, prefix=f"{prefix}.attn")
+        if vllm_config.compilation_config.mode == CompilationMode.NONE:
+            self.attn.use_direct_call = True  # a custom op is for graphs; without one it only costs
+        self.o = weight(size, heads * head_dim)
         self.post_norm = weight(size)
-        inner = config.intermediate_size
-        self.gate_up = MergedColumnParallelLinear(size, [inner, inner], bias=False, return_bias=False, prefix=f"{prefix}.gate_up")
-        self.down = RowParallelLinear(inner, size, bias=False, return_bias=False, prefix=f"{prefix}.down")
+        self.gate_up = weight(2 * config.intermediate_size, size)
+        self.down = weight(size, config.intermediate_size)
 
-    def forward(self, positions: torch.Tensor, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """``x`` is the normalised ``residual``, which is updated in place; returns what is still to be added to it."""
-        q, k, v = self.qkv(x).chunk(3, -1)
-        q, k = self.rope(positions, q, k)
-        x = add_rms_norm(self.o(self.attn(q, k, v)), residual, self.post_norm, self.eps)
-        return self.down(silu_and_mul(self.gate_up(x)))
+    def plan(self) -> tuple[Any, ...]:
+        """The layer's parts in the order of use."""
+        return (
+            linear(self.qkv),
+            self.rope.forward,
+            self.attn.forward,
+            linear(self.o),
+            self.post_norm.data,
+            linear(self.gate_up),
+            linear(self.down),
+        )
 
 
 def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
@@ -69,16 +73,17 @@ def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
 class MiniTalker(nn.Module):
     """Embedding tables and decoder layers; parameter names are those of the checkpoint."""
 
-    def __init__(self, config: MiniTalkerConfig, cache_config: CacheConfig | None, prefix: str) -> None:
+    def __init__(self, config: MiniTalkerConfig, vllm_config: VllmConfig, prefix: str) -> None:
         super().__init__()
         size = config.hidden_size
+        self._plan: tuple[Any, ...] | None = None
         self.eps = config.rms_norm_eps
         self.sizes = [config.vocab_size, *config.codebook_sizes[1:]]
         self.codec_embedding = weight(sum(self.sizes), size)
         self.text_embedding = weight(config.text_vocab_size, size)
         self.speaker = weight(size)
         self.layers = nn.ModuleList(
-            [TalkerLayer(config, cache_config, f"{prefix}.layers.{i}") for i in range(config.num_hidden_layers)]
+            [TalkerLayer(config, vllm_config, f"{prefix}.layers.{i}") for i in range(config.num_hidden_layers)]
         )
         self.norm = weight(size)
         # Rows past the codes and EOS are ids that only prompts use: their bias of -inf keeps them from being sampled.
@@ -86,18 +91,40 @@ class MiniTalker(nn.Module):
         self.lm_bias = nn.Parameter(torch.zeros(config.vocab_size), requires_grad=False)
         self.num_logits = config.lm_head_size
 
+    def _make_plan(self) -> tuple[Any, ...]:
+        gains = [layer.input_norm.data for layer in self.layers] + [self.norm.data]
+        own: list[Any] = list(self.layers)
+        layers = [(*layer.plan(), gain) for layer, gain in zip(own, gains[1:], strict=True)]
+        return gains[0], layers, linear(self.lm_head, self.lm_bias)
+
+    @property
+    def plan(self) -> tuple[Any, ...]:
+        """First norm, layers, head: what a step calls."""
+        if self._plan is None:
+            self._plan = self._make_plan()
+        return self._plan
+
     def forward(self, positions: torch.Tensor, embeds: torch.Tensor) -> torch.Tensor:
-        residual = embeds.clone()
-        x = rms_norm(embeds, self.layers[0].input_norm, self.eps)
-        gains = [layer.input_norm for layer in self.layers][1:] + [self.norm]
-        for layer, gain in zip(self.layers, gains, strict=True):
-            x = add_rms_norm(layer(positions, x, residual), residual, gain, self.eps)
+        """``embeds [n, H]`` to the hidden states after the last norm ``[n, H]``."""
+        first_gain, layers, _ = self.plan
+        eps, residual = self.eps, embeds.clone()
+        x = rms_norm(embeds, first_gain, eps)
+        for qkv, rope, attend, project, post_gain, gate_up, down, next_gain in layers:
+            q, k, v = qkv(x).chunk(3, -1)
+            q, k = rope(positions, q, k)
+            x = add_rms_norm(project(attend(q, k, v)), residual, post_gain, eps)
+            x = add_rms_norm(down(silu_and_mul(gate_up(x))), residual, next_gain, eps)
         return x
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """``[n, H]`` to ``[n, vocabulary]``."""
+        scores: torch.Tensor = self.plan[2](hidden)
+        return scores
 
     def targets(self, prefix: str) -> dict[str, torch.Tensor]:
         """Where each tensor of a checkpoint goes."""
         targets: dict[str, torch.Tensor] = {
-            f"{prefix}{name.removesuffix('.weight')}": tensor
+            f"{prefix}{name}": tensor
             for name, tensor in self.named_parameters()
             if name not in ("codec_embedding", "lm_head", "lm_bias")
         }
@@ -110,14 +137,17 @@ class MiniTalker(nn.Module):
 class MiniTalkerForCausalLM(nn.Module):
     """The packaged Talker with its code predictor, under the phase contract.
 
-    What conditions position ``p`` is a function of the request and ``p`` alone. The prompt has 6 positions: 0 is the speaker, 1..4
-    are the text rows 0..3 with codec PAD, 5 is text row 4 with codec BOS. Position ``p >= 6`` carries frame ``p - 6`` with text row
-    ``p - 1``. Text row ``k`` is the ``k``-th id of ``text_rows``, past its end the PAD row.
+    What conditions position ``p`` is a function of the request and ``p`` alone. The prompt has 6 positions: 0 is the
+    speaker, 1..4 are the text rows 0..3 with codec PAD, 5 is text row 4 with codec BOS. Position ``p >= 6`` carries frame
+    ``p - 6`` with text row ``p - 1``. Text row ``k`` is the ``k``-th id of ``text_rows``, past its end the PAD row.
     """
 
     has_preprocess = True
     has_postprocess = True
     omni_pooler_payload_include_hidden = False
+
+    code_offsets: torch.Tensor
+    prompt_codes: torch.Tensor
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
@@ -125,7 +155,7 @@ class MiniTalkerForCausalLM(nn.Module):
         if vllm_config.parallel_config.tensor_parallel_size > 1:
             raise CapabilityError("tensor_parallel_size", "the packaged talker is too small to be split", ("1",))
         name = f"{prefix}.talker" if prefix else "talker"
-        self.talker = MiniTalker(config, vllm_config.cache_config, name)
+        self.talker = MiniTalker(config, vllm_config, name)
         self.code_predictor = CodePredictor(config)
         self.prompt_len = config.prompt_len
         self.pad_row = config.text_pad_id
@@ -156,7 +186,7 @@ class MiniTalkerForCausalLM(nn.Module):
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Logits ``[n, 515]``; -inf for the two ids that only prompts use."""
-        return F.linear(hidden_states, self.talker.lm_head, self.talker.lm_bias)
+        return self.talker.logits(hidden_states)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load all tensors; raises :class:`stagevox.errors.CheckpointError` on any that is missing, extra or misshapen."""
@@ -219,7 +249,9 @@ class MiniTalkerForCausalLM(nn.Module):
         if info.get(VOICE) not in self.config.voices:
             raise MissingStateError(hook, f"{VOICE} is {info.get(VOICE)!r}, expected one of {self.config.voices}")
         if info[PROMPT_LEN] != self.prompt_len:
-            raise ContractError(hook, f"the scheduled prompt has {info[PROMPT_LEN]} positions, the talker's has {self.prompt_len}")
+            raise ContractError(
+                hook, f"the scheduled prompt has {info[PROMPT_LEN]} positions, the talker's has {self.prompt_len}"
+            )
         return rows
 
     def _row_ids(self, rows: torch.Tensor, first: int, count: int) -> torch.Tensor:
