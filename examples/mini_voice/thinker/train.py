@@ -1,6 +1,6 @@
 """Train the Thinker, measure it on texts it has never seen, export it.
 
-    python train.py --minutes 12 --out ../../../src/stagevox/models/mini/weights/thinker
+    python train.py --minutes 18 --out ../../../src/stagevox/models/mini/weights/thinker
 
 One core is enough. The exported folder is an ordinary ``LlamaForCausalLM`` checkpoint: config.json, model.safetensors (fp16),
 tokens.json (the front end's table, copied) and metrics.json (what this script measured, with the weights rounded to fp16).
@@ -171,7 +171,7 @@ def export(model: Thinker, out: Path, metrics: dict[str, object]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=12)
+    parser.add_argument("--minutes", type=float, default=18, help="0 only measures and exports")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rate", type=float, default=3e-3)
     parser.add_argument("--positions", type=int, default=2048, help="tokens in a batch, padding included")
@@ -179,7 +179,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--feed-forward", type=int, default=320)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--init", type=Path, help="go on from an exported folder")
+    parser.add_argument("--init", type=Path, nargs="+", help="go on from an exported folder, or from the mean of several")
     parser.add_argument("--quick", action="store_true", help="skip the exhaustive measurement")
     a = parser.parse_args()
     torch.set_num_threads(1)
@@ -187,9 +187,11 @@ def main() -> None:
     shape = Shape(TOKENIZER.vocab_size, hidden=a.hidden, layers=a.layers, heads=a.hidden // 32, feed_forward=a.feed_forward)
     model = Thinker(shape)
     if a.init:
-        model.load_state_dict({name: t.float() for name, t in load_file(a.init / "model.safetensors").items()})
+        states = [load_file(folder / "model.safetensors") for folder in a.init]
+        model.load_state_dict({name: torch.stack([s[name].float() for s in states]).mean(0) for name in states[0]})
     print(f"{sum(p.numel() for p in model.parameters())} weights", flush=True)
-    model = train(model, a.minutes, a.rate, a.positions, a.seed)
+    if a.minutes:
+        model = train(model, a.minutes, a.rate, a.positions, a.seed)
     round_to_half(model)
     metrics = measure(model, full=not a.quick)
     print(json.dumps(metrics, indent=1))
