@@ -250,7 +250,8 @@ def start_stage(spec: StageSpec, overrides: Mapping[str, Any], record: bool) -> 
     check_vllm_version()
     from stagevox.stage.engine import StageEngine
 
-    return StageEngine(spec, overrides, record=record)
+    # vLLM's bars of loading weight files are not for the terminal of whoever calls us.
+    return StageEngine(spec, {"use_tqdm_on_load": False, **overrides}, record=record)
 
 
 @contextmanager

@@ -21,8 +21,6 @@ from . import say
 COMMANDS = (say,)
 INTERRUPTED = 130
 BROKEN_PIPE = 141
-GRACE = 1.5
-"""Seconds between an interrupt and the end of the process, whatever it is doing."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -48,8 +46,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Nobody reads on; what Python would flush at its end has nowhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
-    except KeyboardInterrupt:
-        os._exit(INTERRUPTED)  # engines may be half built or in a step: their clean-up is not worth waiting for
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -82,18 +78,16 @@ def _one_line(message: str) -> str:
 
 
 def _catch_signals() -> None:
-    """End within :data:`GRACE` on Ctrl-C or SIGTERM, even where the exception is swallowed or can't be raised yet."""
-    if threading.current_thread() is not threading.main_thread():
-        return
+    """End at once on Ctrl-C or SIGTERM, instead of unwinding through engines that take seconds to shut down."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, _stop)
+        signal.signal(signal.SIGTERM, _stop)
 
-    def stop(signum: int, frame: Any) -> None:
-        timer = threading.Timer(GRACE, os._exit, (INTERRUPTED,))
-        timer.daemon = True
-        timer.start()
-        raise KeyboardInterrupt
 
-    signal.signal(signal.SIGINT, stop)
-    signal.signal(signal.SIGTERM, stop)
+def _stop(signum: int, frame: Any) -> None:
+    if sys.stderr.isatty():
+        os.write(2, b"\n")  # the progress bar's line is not finished
+    os._exit(INTERRUPTED)
 
 
 if __name__ == "__main__":

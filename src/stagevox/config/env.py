@@ -8,6 +8,8 @@ An operator's own values win.
     The engines live in this process, where a driver steps them.
 ``VLLM_LOGGING_LEVEL=ERROR``
     vLLM tells of every start at length; ``INFO`` brings that back.
+``TORCH_CPP_LOG_LEVEL=ERROR``
+    torch warns of memory binding at every start of an engine.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ INLINE_DEFAULTS = {
     "OMP_NUM_THREADS": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
 }
 
 
