@@ -30,10 +30,23 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code."""
+    """Run a command and return its exit code.
+
+    Without ``argv`` it is this process's own command line, and the process ends here: engines take seconds to shut down in
+    order, and the end of the process frees the same.
+    """
     _catch_signals()
+    args = _parser().parse_args(argv)
+    code = _run(args)
+    if argv is None:
+        os._exit(code)
+    return code
+
+
+def _run(args: argparse.Namespace) -> int:
+    """Run the command; errors become a line and a code."""
     try:
-        code = _run(_parser().parse_args(argv))
+        code: int = args.run(args)
         sys.stdout.flush()
         return code
     except (BadRequestError, ConfigError) as error:
@@ -46,11 +59,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Nobody reads on; what Python would flush at its end has nowhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
-
-
-def _run(args: argparse.Namespace) -> int:
-    code: int = args.run(args)
-    return code
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -70,7 +78,7 @@ def _version() -> str:
 
 
 def _complain(error: StagevoxError) -> None:
-    print(f"stagevox: error: {_one_line(str(error))}", file=sys.stderr)
+    print(f"stagevox: error: {_one_line(str(error))}", file=sys.stderr, flush=True)
 
 
 def _one_line(message: str) -> str:

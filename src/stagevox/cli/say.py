@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import logging
 import math
@@ -78,17 +77,16 @@ def run(args: argparse.Namespace) -> int:
 
         from stagevox.omni import Omni
 
-        with Omni(blueprint, record_trace=trace is not None) as omni:
-            gc.freeze()  # what is loaded stays: collections, and the engines' at their end, need not walk it
-            with _progress() as show:
-                (result,) = omni.generate(prompt, sampling, on_event=show)
-            if result.error is not None:
-                raise result.error
-            steps = {stage: [row._asdict() for row in rows] for stage, rows in omni.trace().items()}
-            with _uninterrupted():
-                if trace is not None:
-                    write_whole(trace, json.dumps({"stages": steps}).encode())
-                write_whole(output, wav_bytes(result.audio, result.sample_rate))
+        args.omni = omni = Omni(blueprint, record_trace=trace is not None)  # lives as long as args: see main
+        with _progress() as show:
+            (result,) = omni.generate(prompt, sampling, on_event=show)
+        if result.error is not None:
+            raise result.error
+        steps = {stage: [row._asdict() for row in rows] for stage, rows in omni.trace().items()}
+        with _uninterrupted():
+            if trace is not None:
+                write_whole(trace, json.dumps({"stages": steps}).encode())
+            write_whole(output, wav_bytes(result.audio, result.sample_rate))
         report = make_report(result, output)
         print(json.dumps(report) if args.json else _as_text(report), file=stdout, flush=True)
     return 0

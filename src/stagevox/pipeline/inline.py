@@ -117,8 +117,9 @@ class InlineDriver:
                 yield from self.step()
                 self._idle()
             for _ in range(LAST_ROUNDS):
-                if self._worked:
-                    self.step()
+                self.step()
+                if not self._worked:
+                    break
 
     @contextmanager
     def cleared_on_error(self) -> Iterator[None]:
