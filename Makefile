@@ -3,6 +3,9 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3.11
 RUN := .venv/bin/python
 TEXT ?= hello from stagevox
 
+# Packages are installed without bytecode; kept from writing it, every start would compile vLLM and torch again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup setup-dev demo test check format bench clean
 .NOTPARALLEL:
 
@@ -23,11 +26,12 @@ check: setup-dev  ## lint, format and types, without tests
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 
-format: setup-dev
+format: setup-dev  ## mend what check would complain of, as far as a tool can
+	$(RUN) tools/requirements_table.py
 	$(RUN) -m ruff check --fix .
 	$(RUN) -m ruff format .
 
-bench: setup
+bench: setup  ## measure
 	$(RUN) -m stagevox.cli.main bench
 
 clean:  ## all that make made

@@ -250,8 +250,7 @@ def start_stage(spec: StageSpec, overrides: Mapping[str, Any], record: bool) -> 
     check_vllm_version()
     from stagevox.stage.engine import StageEngine
 
-    # vLLM's bars of loading weight files are not for the terminal of whoever calls us.
-    return StageEngine(spec, {"use_tqdm_on_load": False, **overrides}, record=record)
+    return StageEngine(spec, overrides, record=record)
 
 
 @contextmanager

@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 
     check_vllm_version()
     prepare_inline_process()
-    _silence_libraries()
+    _hush()
     from stagevox.audio.wav import check_writable, wav_bytes, write_whole
     from stagevox.config.blueprint import Blueprint
 
@@ -162,11 +162,10 @@ def _overrides(given: str | None) -> Any:
         raise ConfigError("stage_overrides", f"not JSON: {error}") from None
 
 
-def _silence_libraries() -> None:
-    """Keep the deprecations and hints of torch and vLLM from the terminal, unless Python was asked for warnings (``-W``)."""
-    if not sys.warnoptions:
-        warnings.simplefilter("ignore")
-        logging.getLogger("torch._library.triton").setLevel(logging.ERROR)  # no Triton is news to nobody on a CPU
+def _hush() -> None:
+    """Keep what libraries tell their developers at import off the terminal."""
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"vllm\.")
+    logging.getLogger("torch._library.triton").setLevel(logging.ERROR)
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from stagevox.errors import BadParameterError, ConfigError, UnknownStageError
 from stagevox.pipeline.request import OmniRequest
 
+from .objects import load_attribute
 from .sampling import check_sampling
 from .topology import FrontEnd, Topology
 
@@ -84,9 +84,3 @@ class Blueprint:
             raise BadParameterError("voice", f"not a name but a {type(voice).__name__}", self.front_end.voices)
         checked = check_sampling(sampling, self.stages)
         return OmniRequest(self.front_end.admit(req_id, text, voice), sampling=checked)
-
-
-def load_attribute(path: str) -> Any:
-    """The object that ``module:attribute`` names."""
-    module, _, attribute = path.partition(":")
-    return getattr(importlib.import_module(module), attribute)

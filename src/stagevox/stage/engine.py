@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
+import json
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,18 +23,12 @@ from vllm.v1.request import Request
 from stagevox.config.topology import StageSpec
 from stagevox.connectors.base import Chunk
 from stagevox.contract import Capabilities, StageExecutionType
-from stagevox.errors import CapabilityError, UnknownOverrideError
+from stagevox.errors import CapabilityError
 
+from .engine_args import check_engine_args
 from .payload import StageInput, StageOutput, StageRequest, StepRow
 from .plugin import register
 from .wire import StageSettings
-
-_OURS = frozenset({"model", "worker_cls", "scheduler_cls", "additional_config", "distributed_executor_backend"})
-
-
-def engine_arg_names() -> frozenset[str]:
-    """The vLLM engine arguments that an operator may override for a stage."""
-    return frozenset(field.name for field in dataclasses.fields(EngineArgs)) - _OURS
 
 
 class StageEngine:
@@ -45,7 +39,10 @@ class StageEngine:
         self.name = spec.name
         self._spec = spec
         config = make_config(spec, overrides or {}, record=record)
-        self._core = EngineCore(config, Executor.get_class(config), log_stats=False)
+        try:
+            self._core = EngineCore(config, Executor.get_class(config), log_stats=False)
+        except ValueError as error:  # such as a KV pool too small for one request
+            raise CapabilityError(spec.name, first_reason(error)) from error
         self._scheduler: Any = self._core.scheduler
         self._scheduler.make_request = self._make_request
         self._max_model_len = config.model_config.max_model_len
@@ -130,14 +127,10 @@ def make_config(spec: StageSpec, overrides: Mapping[str, Any], *, record: bool =
     """The vLLM config of a stage; raises a :class:`stagevox.errors.ConfigError` for what can't work."""
     if spec.execution_type is StageExecutionType.DIFFUSION:
         raise CapabilityError(spec.name, "no runtime for diffusion stages yet", ["ar", "generation"])
-    names = engine_arg_names()
-    for key in overrides:
-        if key not in names:
-            raise UnknownOverrideError(
-                f"{spec.name}.{key}", "not a vLLM engine argument", difflib.get_close_matches(key, sorted(names), n=3)
-            )
+    check_engine_args(spec.name, overrides)
     register()
     load_general_plugins()
+    _import_model_class(spec)
     cpu = current_platform.is_cpu()
     arguments = {**spec.engine_args, **overrides}
     generation = spec.execution_type is StageExecutionType.GENERATION
@@ -159,12 +152,12 @@ def make_config(spec: StageSpec, overrides: Mapping[str, Any], *, record: bool =
         scheduler_cls=_scheduler_class(spec.execution_type, async_scheduling),
         distributed_executor_backend="vllm.v1.executor.uniproc_executor.UniProcExecutor",
         additional_config=settings.to_config(),
-        **arguments,
+        **{"use_tqdm_on_load": False, **arguments},
     )
     try:
         config = args.create_engine_config()
     except (ValueError, TypeError) as error:  # pydantic's ValidationError is a ValueError
-        raise CapabilityError(spec.name, _first_reason(error)) from error
+        raise CapabilityError(spec.name, first_reason(error)) from error
     model_class, _ = ModelRegistry.resolve_model_cls(config.model_config.architectures, model_config=config.model_config)
     capabilities = Capabilities.of(model_class)
     _refuse(spec.name, config, capabilities, async_scheduling=async_scheduling, cpu=cpu)
@@ -172,7 +165,18 @@ def make_config(spec: StageSpec, overrides: Mapping[str, Any], *, record: bool =
     return config
 
 
-def _first_reason(error: Exception) -> str:
+def _import_model_class(spec: StageSpec) -> None:
+    """Import the checkpoint's model class now.
+
+    It is needed here anyway, and vLLM looks at a class that it has not imported yet in a process of its own, for seconds.
+    """
+    for name in json.loads((spec.checkpoint / "config.json").read_text(encoding="utf-8")).get("architectures") or ():
+        registered = ModelRegistry.models.get(name)
+        if registered is not None and not hasattr(registered, "model_cls"):
+            ModelRegistry.register_model(name, registered.load_model_cls())
+
+
+def first_reason(error: Exception) -> str:
     """The first reason of a validation error, in one line."""
     if isinstance(error, ValidationError):
         first = error.errors()[0]

@@ -15,7 +15,12 @@ from vllm.engine.arg_utils import EngineArgs
 
 from stagevox.errors import ConfigError, UnknownOverrideError
 
-from .engine import engine_arg_names
+_OURS = frozenset({"model", "worker_cls", "scheduler_cls", "additional_config", "distributed_executor_backend"})
+
+
+def engine_arg_names() -> frozenset[str]:
+    """The vLLM engine arguments that an operator may override for a stage."""
+    return frozenset(field.name for field in dataclasses.fields(EngineArgs)) - _OURS
 
 
 def check_engine_args(stage: str, arguments: Mapping[str, Any]) -> None:

@@ -23,7 +23,7 @@ from .mtp import MTPRows
 from .rows import is_decode_row
 
 
-def call_hook(name: str, hook: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def call_hook(name: str, hook: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call a model's hook; whatever it raises comes out as a :class:`ContractError` under the hook's name."""
     try:
         return hook(*args, **kwargs)

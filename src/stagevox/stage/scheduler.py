@@ -12,7 +12,6 @@ What differs from upstream, and nothing else does:
 
 from __future__ import annotations
 
-import importlib
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -23,6 +22,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
+from stagevox.config.objects import load_attribute
 from stagevox.connectors.base import Chunk, ChunkProcessor
 from stagevox.contract import merge_update
 from stagevox.errors import TextTooLongError
@@ -40,12 +40,6 @@ else:
 _NOTHING: Mapping[str, Any] = {}
 
 
-def load_object(path: str) -> Any:
-    """The object a ``module:attribute`` path names."""
-    module, _, attribute = path.partition(":")
-    return getattr(importlib.import_module(module), attribute)
-
-
 class OmniSchedulerMixin(Upstream):
     """What every stage's scheduler adds to vLLM's."""
 
@@ -57,8 +51,8 @@ class OmniSchedulerMixin(Upstream):
         self.wait_room = WaitRoom()
         self.omni_requests: dict[str, StageRequest] = {}
         self.make_request: Callable[[StageRequest, StageInput], Request] | None = None
-        self._chunks: ChunkProcessor | None = load_object(settings.chunk_processor)() if settings.chunk_processor else None
-        self._adapter: Any = load_object(settings.input_adapter)() if settings.input_adapter else None
+        self._chunks: ChunkProcessor | None = load_attribute(settings.chunk_processor)() if settings.chunk_processor else None
+        self._adapter: Any = load_attribute(settings.input_adapter)() if settings.input_adapter else None
         self._inbox: deque[Chunk] = deque()
         self._payloads: dict[str, Mapping[str, Any]] = {}
         self._outputs: list[StageOutput] = []

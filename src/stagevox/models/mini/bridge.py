@@ -23,7 +23,7 @@ TOKEN_IDS = "token_ids"
 """Key of the Thinker's reply in a chunk."""
 
 CHUNK_FRAMES = (4, 8, 16, 25)
-"""Frames of a request's first chunks; the last number goes for all that follow. The first is small, so that sound starts early."""
+"""Frames of a request's first chunks, the last number for all that follow. The first is small: sound starts early."""
 
 _NO_CHUNKS: list[Chunk] = []
 _FAILED = frozenset({"abort", "error"})
@@ -100,7 +100,7 @@ class TalkerInput:
             prompt_token_ids=list(self._prompt),
             payload={"text_rows": torch.tensor(ids), "voice": voice},
             cache_salt=hashlib.sha256(conditioning.encode()).hexdigest(),
-            sampling={"max_tokens": limit if wanted is None else min(limit, wanted)},
+            sampling={"max_tokens": limit if wanted is None else min(limit, wanted + 1)},
         )
 
     def drop(self, req_id: str) -> None:

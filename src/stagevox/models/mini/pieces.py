@@ -16,8 +16,8 @@ WEIGHTS = Path(__file__).parent / "weights"
 class PieceTable:
     """The voice's closed vocabulary: each word is a fixed run of pieces, each about 2.5 frames long.
 
-    ``folder`` is a Talker's checkpoint folder. The voice learnt from texts of up to 37 pieces. Up to 46 it is reliable; of random words
-    that make 47 to 61 pieces it loses its way in one text of six, of longer ones in most: they end at :meth:`frame_cap`.
+    ``folder`` is a Talker's checkpoint folder. The voice learnt from texts of up to 37 pieces. Up to 46 it is reliable; of random
+    words that make 47 to 61 pieces it loses its way in one text of six, of longer ones in most: they end at :meth:`frame_cap`.
     """
 
     def __init__(self, folder: Path = WEIGHTS / "talker") -> None:
@@ -34,7 +34,7 @@ class PieceTable:
     def encode(self, words: Sequence[str]) -> list[int]:
         """The piece ids of ``words``, the EOS row's id last.
 
-        Raises :class:`EmptyTextError`, :class:`VocabularyError`, or :class:`TextTooLongError` if the voice's context can't hold them.
+        Raises :class:`EmptyTextError`, :class:`VocabularyError`, or :class:`TextTooLongError` if they don't fit the context.
         """
         if not words:
             raise EmptyTextError(FIELD, "nothing to say")

@@ -53,10 +53,16 @@ def topology(folder: Path = WEIGHTS) -> Topology:
     Raises :class:`CheckpointError` with the name of a file that is missing or not this family's.
     """
     _check(folder)
+    front_end = f"{__package__}.front_end:MiniFrontEnd"
+    return Topology(name=NAME, stages=stages(folder), front_end=front_end, checkpoint=folder)
+
+
+def stages(folder: Path = WEIGHTS) -> tuple[StageSpec, ...]:
+    """Thinker, Talker and Code2Wav of a checkpoint that has been checked."""
     tokenizer = ThinkerTokenizer(folder / "thinker" / "tokens.json")
     talker = json.loads((folder / "talker" / "config.json").read_text(encoding="utf-8"))
     bridge = f"{__package__}.bridge"
-    stages = (
+    return (
         StageSpec(
             name="thinker",
             execution_type=StageExecutionType.AR,
@@ -86,7 +92,6 @@ def topology(folder: Path = WEIGHTS) -> Topology:
             input_adapter=f"{bridge}:Code2WavInput",
         ),
     )
-    return Topology(name=NAME, stages=stages, front_end=f"{__package__}.front_end:MiniFrontEnd", checkpoint=folder)
 
 
 def _check(folder: Path) -> None:
