@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,10 @@ else:
     Upstream = object
 
 
+LOG_ROWS = 1 << 18
+"""Rows of the step log that are kept, the newest; tens of MB at most."""
+
+
 class OmniGPUModelRunner(Upstream):
     """Mixin that gives a vLLM V1 model runner per-request model state, hooks, MTP and several outputs."""
 
@@ -49,7 +54,7 @@ class OmniGPUModelRunner(Upstream):
 
     def _omni_setup(self, *, record: bool) -> None:
         self.model_intermediate_buffer = IntermediateBuffer()
-        self.step_log: list[StepRow] = []
+        self.step_log: deque[StepRow] = deque(maxlen=LOG_ROWS)
         self._record = record
         self._step = -1
         self._rows: list[RowPhase] = []
@@ -279,8 +284,7 @@ class CPUARModelRunner(OmniGPUModelRunner, CPUModelRunner):
 
 def step_log(runner: Any) -> list[StepRow]:
     """A runner's step log so far."""
-    log: list[StepRow] = runner.step_log
-    return list(log)
+    return list(runner.step_log)
 
 
 def state_size(runner: Any) -> Mapping[str, int]:
