@@ -30,6 +30,9 @@ from .payload import StageInput, StageOutput, StageRequest, StepRow
 from .plugin import register
 from .wire import StageSettings
 
+# Engines of this process. vLLM's shutdown destroys the process groups that all of them share: only the last one may call it.
+_open: set[StageEngine] = set()
+
 
 class StageEngine:
     """A stage as the drivers see it (:class:`stagevox.pipeline.stage.Stage`)."""
@@ -43,6 +46,7 @@ class StageEngine:
             self._core = EngineCore(config, Executor.get_class(config), log_stats=False)
         except ValueError as error:  # such as a KV pool too small for one request
             raise CapabilityError(spec.name, first_reason(error)) from error
+        _open.add(self)
         self._scheduler: Any = self._core.scheduler
         self._scheduler.make_request = self._make_request
         self._max_model_len = config.model_config.max_model_len
@@ -86,8 +90,15 @@ class StageEngine:
         return size
 
     def close(self) -> None:
-        """Stop the engine."""
-        self._core.shutdown()
+        """Stop the engine; closing it again does nothing."""
+        if self not in _open:
+            return
+        _open.discard(self)
+        if _open:
+            self._core.model_executor.shutdown()
+            self._core.scheduler.shutdown()
+        else:
+            self._core.shutdown()
 
     def _make_request(self, request: StageRequest, given: StageInput) -> Request:
         fields = {**self._spec.sampling, **request.sampling, **given.sampling}
@@ -112,13 +123,15 @@ class StageEngine:
 def sampling_params(fields: Mapping[str, Any], constraints: Mapping[str, Any], room: int) -> SamplingParams:
     """The client's parameters with the model's constraints laid over them.
 
-    Lists such as ``stop_token_ids`` are joined, ``max_tokens`` never exceeds the ``room`` that the context leaves.
+    Lists such as ``stop_token_ids`` are joined; ``max_tokens`` is the least of the client's, the model's and the ``room`` that
+    the context leaves.
     """
     merged = dict(fields)
     for key, value in constraints.items():
         old = merged.get(key)
         merged[key] = [*old, *(item for item in value if item not in old)] if isinstance(value, list) and old else value
-    merged["max_tokens"] = min(merged.get("max_tokens") or room, room)
+    caps = [fields.get("max_tokens"), constraints.get("max_tokens"), room]
+    merged["max_tokens"] = min(cap for cap in caps if cap is not None)
     merged.setdefault("detokenize", False)
     return SamplingParams(**merged)
 

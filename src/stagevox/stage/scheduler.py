@@ -254,7 +254,8 @@ class OmniGenerationScheduler(OmniSchedulerMixin, Scheduler):
             if frames:
                 self._admit(request, given)
             elif given.end:
-                self._emit(req_id, [], _NOTHING, _NOTHING, "stop")
+                self._outputs.append(StageOutput(req_id, [], _NOTHING, "stop"))
+                self._forget(req_id)
             return
         self._ride(req_id, given.payload)
         live = self.requests[req_id]

@@ -5,7 +5,18 @@ import torch
 
 from stagevox.contract import NUM_COMPUTED_TOKENS
 from stagevox.errors import HookCountError, HookRaisedError, HookShapeError
-from tests.unit.stage.toy import BATCH_HOOK, HIDDEN, MTP, PROMPT_HOOK, BatchModel, BatchMTPModel, ScalarModel, ScalarMTPModel, Steps, row
+from tests.unit.stage.toy import (
+    BATCH_HOOK,
+    HIDDEN,
+    MTP,
+    PROMPT_HOOK,
+    BatchModel,
+    BatchMTPModel,
+    ScalarModel,
+    ScalarMTPModel,
+    Steps,
+    row,
+)
 
 pytestmark = pytest.mark.covers("EX-16")
 
