@@ -4,7 +4,7 @@ import pytest
 
 from tests.engine.stage.toy_models import HIDDEN
 
-pytestmark = pytest.mark.covers("EX-16", "F11")
+pytestmark = pytest.mark.covers("EX-16")
 
 LENGTH, COUNT = 70, 12
 """Two full blocks and more of prompt, so that there is something in the prefix cache to be wrong."""
