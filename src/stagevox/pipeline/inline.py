@@ -163,7 +163,7 @@ class InlineDriver:
     def _count(self, name: str, outputs: list[StageOutput], seconds: float) -> None:
         stats = self._stats[name]
         stats.steps += 1
-        stats.tokens += sum(len(output.new_token_ids) for output in outputs)
+        stats.tokens += sum(len(output.new_token_ids) + output.positions for output in outputs)
         stats.seconds += seconds
 
     def _idle(self) -> None:
