@@ -32,7 +32,8 @@ format: setup-dev  ## mend what check would complain of, as far as a tool can
 	$(RUN) -m ruff format .
 
 bench: setup  ## measure
-	$(RUN) -m stagevox.cli.main bench
+	$(RUN) -m stagevox.bench.step
+	$(RUN) -m stagevox.bench.say
 
 clean:  ## all that make made
 	rm -rf .venv .venv.lock build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache

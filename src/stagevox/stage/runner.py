@@ -17,7 +17,7 @@ from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from stagevox.contract import CODES, Capabilities, OmniOutput, RowPhase
+from stagevox.contract import CODES, Capabilities, OmniOutput, RowPhase, check_output, check_update
 from stagevox.errors import ContractError
 
 from .buffer import IntermediateBuffer
@@ -164,9 +164,11 @@ class OmniGPUModelRunner(Upstream):
         self._omni_output = None
         if self._capabilities.has_make_omni_output:
             try:
-                result = call_hook("make_omni_output", self.model.make_omni_output, result, **self._build_model_kwargs_extra())
+                made = call_hook("make_omni_output", self.model.make_omni_output, result, **self._build_model_kwargs_extra())
+                result = check_output(made, self._rows[-1].end)
             except ContractError as error:
                 self._fail_step(error)
+                return torch.zeros_like(self.inputs_embeds.gpu[: self._rows[-1].end])  # something to sample from
         if isinstance(result, OmniOutput):
             self._omni_output = result
             return result.text_hidden_states
@@ -218,7 +220,8 @@ class OmniGPUModelRunner(Upstream):
             offset = row.start + fresh - row.num_computed
             info = {**buffer[req_id], **row._replace(num_computed=fresh).fields()}
             try:
-                buffer.apply(req_id, call_hook("postprocess", self.model.postprocess, hidden[offset : row.end], **info))
+                update = call_hook("postprocess", self.model.postprocess, hidden[offset : row.end], **info)
+                buffer.apply(req_id, check_update("postprocess", update))
             except ContractError as error:
                 failed[req_id] = error
                 continue

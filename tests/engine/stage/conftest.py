@@ -61,11 +61,12 @@ def _engines(checkpoints):
 
     def get(model, overrides, kwargs):
         key = (model, json.dumps(overrides, sort_keys=True), json.dumps(kwargs, sort_keys=True))
-        if key not in made:
+        if key not in made or made[key] in get.spoilt:
             kind = StageExecutionType.GENERATION if model == "ToyVocoder" else StageExecutionType.AR
             made[key] = Harness(spec_of(checkpoints[model], kind=kind, **kwargs), overrides)
         return made[key]
 
+    get.spoilt = []
     yield get
     gc.collect()
     gc.freeze()  # every engine's shutdown collects, and the heap of a session is large
@@ -75,7 +76,10 @@ def _engines(checkpoints):
 
 @pytest.fixture
 def engine(_engines):
-    """``engine(model, **overrides)``: a harness over an engine that this session already has or starts now."""
+    """``engine(model, **overrides)``: a harness over an engine that this session already has or starts now.
+
+    An engine that a test leaves busy or broken is not lent to the next one.
+    """
     used = []
 
     def get(model, *, spec=None, **overrides):
@@ -86,7 +90,9 @@ def engine(_engines):
 
     yield get
     for harness in used:
+        _engines.spoilt.append(harness)
         harness.run().assert_idle()
+        _engines.spoilt.remove(harness)
 
 
 @pytest.fixture(scope="session")

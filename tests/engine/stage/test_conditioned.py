@@ -26,7 +26,7 @@ def offsets(stage, name):
     return [(row.num_computed, row.span) for row in stage.trace(name) if row.is_prefill]
 
 
-@pytest.mark.covers("PC-12", "PC-14", "RT-8", "EX-3", "F01", "F02", "F04")
+@pytest.mark.covers("PC-12", "PC-14", "RT-8", "EX-3")
 @pytest.mark.parametrize("model", ["ToyConditioned", "ToyScalar", "ToyMTP"])
 @pytest.mark.parametrize("mode", MODES)
 def test_tokens_and_frames(engine, oracle, prompt, rows, model, mode):

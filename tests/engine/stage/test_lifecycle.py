@@ -7,7 +7,8 @@ from stagevox.errors import CapabilityError
 from stagevox.stage.engine import make_config
 from tests.engine.stage.harness import Harness, spec_of
 
-NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+def speculation(method="ngram"):
+    return {"method": method, "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
 
 
 @pytest.mark.covers("EX-1")
@@ -17,20 +18,20 @@ def test_a_diffusion_stage_is_refused_at_start(checkpoints):
 
 
 @pytest.mark.covers("RT-8")
-@pytest.mark.parametrize("async_scheduling", [False, True])
-def test_speculation_with_mtp_is_refused(checkpoints, async_scheduling):
-    overrides = {"speculative_config": NGRAM, "async_scheduling": async_scheduling}
-    with pytest.raises(CapabilityError, match="toy.speculative_config: verify positions lack the hidden state"):
+@pytest.mark.parametrize(("method", "async_scheduling"), [("ngram", False), ("ngram_gpu", True)])
+def test_speculation_with_mtp_is_refused(checkpoints, method, async_scheduling):
+    overrides = {"speculative_config": speculation(method), "async_scheduling": async_scheduling}
+    with pytest.raises(CapabilityError, match=r"toy\.speculative_config: verify positions lack the hidden state"):
         make_config(spec_of(checkpoints["ToyMTP"]), overrides)
 
 
 @pytest.mark.covers("RT-8")
 @pytest.mark.parametrize("model", ["ToyConditioned", "ToyScalar"])
 def test_speculation_with_hooks_and_async_scheduling_is_refused_on_a_cpu(checkpoints, model):
-    overrides = {"speculative_config": NGRAM, "async_scheduling": True}
-    with pytest.raises(CapabilityError, match="toy.speculative_config: hooks with speculation need synchronous"):
-        make_config(spec_of(checkpoints[model]), overrides)
-    make_config(spec_of(checkpoints[model]), {**overrides, "async_scheduling": False})
+    overrides = {"speculative_config": speculation("ngram_gpu")}
+    with pytest.raises(CapabilityError, match=r"toy\.speculative_config: hooks with speculation need synchronous"):
+        make_config(spec_of(checkpoints[model]), {**overrides, "async_scheduling": True})
+    assert make_config(spec_of(checkpoints[model]), overrides).speculative_config is not None
 
 
 def test_a_generation_stage_cannot_run_ahead(checkpoints):

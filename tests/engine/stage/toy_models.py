@@ -86,7 +86,7 @@ class ToyMTP(ToyConditioned):
 
     def preprocess(self, input_ids, input_embeds, **info):
         result = super().preprocess(input_ids, input_embeds, **info)
-        if "last_hidden" not in info:
+        if "last_hidden" not in info or not isinstance(result[2], dict):
             return result
         return *result[:2], {**result[2], MTP_INPUTS: (info["last_hidden"], self.text_steps([info]))}
 

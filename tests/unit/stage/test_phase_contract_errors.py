@@ -178,6 +178,17 @@ def test_postprocess():
     assert "last_hidden" not in steps.state("bad")
 
 
+@pytest.mark.parametrize(("update", "kind"), [(7, "int"), (None, "NoneType"), ([1], "list")])
+def test_postprocess_that_returns_no_mapping(update, kind):
+    steps = broken(BatchMTPModel, "postprocess", lambda result: update)
+    steps.add("bad", 6, 3)
+    steps.add("a", 1, 3)
+    steps.run(("bad", 3), ("a", 3))
+    out = steps.finish()
+    assert {name: str(error) for name, error in out.failed.items()} == {"bad": f"postprocess: update is a {kind}, not a mapping"}
+    assert "last_hidden" in steps.state("a")
+
+
 def test_a_failed_request_is_not_asked_again():
     """Its rows in later steps stay zero until the scheduler has ended it; then nothing of it is left."""
     steps = broken(BatchMTPModel, "preprocess", boom)
