@@ -1,7 +1,7 @@
 # Needs Python 3.11, gcc and make. Everything else goes into .venv; nothing outside this folder is touched.
 PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3.11)
 RUN := .venv/bin/python
-TEXT ?= 12 + 30 = 42
+TEXT ?= Hello! 12 + 30 = 42, see you on 4 July.
 
 # Packages are installed without bytecode; kept from writing it, every start would compile vLLM and torch again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -33,6 +33,7 @@ format: setup-dev  ## mend what check would complain of, as far as a tool can
 
 bench: setup  ## measure
 	$(RUN) -m stagevox.bench.step
+	$(RUN) -m stagevox.bench.say
 
 clean:  ## all that make made
 	rm -rf .venv .venv.lock build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache

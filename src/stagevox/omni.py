@@ -59,7 +59,7 @@ class Omni:
     """A model, loaded: its stages' engines live in this process until :meth:`close`.
 
     ``model`` is a packaged model's name, a checkpoint folder, or a :class:`~stagevox.config.blueprint.Blueprint`.
-    ``stage_overrides`` maps a stage to vLLM engine arguments. ``record_trace`` keeps the step log for :meth:`trace`.
+    ``stage_overrides`` maps a stage to vLLM engine arguments. ``record_trace`` keeps the step log for :meth:`trace`, its newest rows.
     ``deadline`` is how many seconds a stage may wait for its input before the request fails. Not thread-safe.
 
     Raises:
@@ -71,7 +71,7 @@ class Omni:
         model: str | Blueprint = "mini",
         stage_overrides: Mapping[str, Mapping[str, Any]] | None = None,
         *,
-        record_trace: bool = False,
+        record_trace: bool = True,
         deadline: float = 30.0,
     ) -> None:
         self._stages: list[Stage] = []

@@ -16,7 +16,7 @@ WALKTHROUGH = (ROOT / "docs" / "walkthrough.md").read_text()
 
 TICKED = re.compile(r"`([^`\n]+)`")
 PATH = re.compile(r"(?P<path>[\w.-]+(?:/[\w.-]+)*(?:\.(?:py|md|txt|toml)|/))(?:::(?P<name>[\w.\[\]-]+))?")
-UPSTREAM = re.compile(r"(v1|platforms)/|_custom_ops")
+UPSTREAM = re.compile(r"(v1|platforms|model_executor)/|_custom_ops")
 
 
 def text(page: Path) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
 import re
 import zlib
@@ -23,7 +24,7 @@ from stagevox.models.mini.text import MONTHS, SHORT_NAMES, ThinkerTokenizer, nor
 
 PROMPTS = Path(__file__).resolve().parents[3] / "tests" / "data" / "voice_prompts.json"
 HELD_OUT_EVERY = 25
-TOKENIZER = ThinkerTokenizer()
+TOKENIZER = ThinkerTokenizer(os.environ.get("THINKER_TOKENS"))  # unset: the package's table
 
 
 @dataclass(frozen=True)

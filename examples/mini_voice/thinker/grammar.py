@@ -32,11 +32,15 @@ def _fill(r: random.Random, template: str, **slots: Callable[[], list[Atom]]) ->
 def random_words(r: random.Random) -> list[Atom]:
     """Vocabulary words in any order; half of the time out of a handful, so that copying can't lean on what came before."""
     pool: Sequence[str] = VOCABULARY
-    if r.random() < 0.5:
-        pool = r.sample(VOCABULARY, r.choice((1, 2, 3, 4, 6)))
-    if r.random() < 0.15:
+    if r.random() < 0.55:
+        pool = r.sample(VOCABULARY, r.choice((1, 2, 2, 3, 3, 4, 6)))
+    elif r.random() < 0.2:
         pool = NUMBER_WORDS
-    return [word(r.choice(pool)) for _ in range(r.randint(1, 16) if r.random() < 0.9 else r.randint(17, 30))]
+    length = r.randint(1, 16) if r.random() < 0.85 else r.randint(14, 30)
+    if r.random() < 0.3:  # runs of the same word
+        drawn = [w for w in r.choices(pool, k=length) for _ in range(r.choice((1, 1, 1, 2, 3, 6)))]
+        return [word(w) for w in drawn[:length]]
+    return [word(r.choice(pool)) for _ in range(length)]
 
 
 def random_digits(r: random.Random) -> list[Atom]:
@@ -51,8 +55,8 @@ def random_digits(r: random.Random) -> list[Atom]:
         atoms = [number(run(r.randint(3, 12)))]
     elif kind < 0.6:
         atoms = [number(run(1)) for _ in range(r.randint(2, 12))]
-    elif kind < 0.7:
-        atoms = [number(r.choice((str(r.randint(1900, 2100)), run(4))))]
+    elif kind < 0.8:
+        atoms = [number(r.choice((str(r.randint(1900, 2100)), run(4), run(3), f"{r.randint(190, 210)}")))]
     else:
         atoms = [number(run(r.choice((1, 2, 2, 3, 4)))) for _ in range(r.randint(2, 6))]
     lead = r.choice(
@@ -76,7 +80,7 @@ def arithmetic(r: random.Random) -> list[Atom]:
     def operator(text: str) -> Atom:
         return symbol(text) if r.random() < 0.85 else word(OPERATORS[text])
 
-    kind = r.choice("++−−×")
+    kind = r.choice("+−×")
     left, a = operand(0, 12 if kind == "×" and r.random() < 0.5 else 99)
     right, b = operand(0, 12 if kind == "×" and r.random() < 0.5 else 99)
     result = {"+": a + b, "−": a - b, "×": a * b}[kind] if r.random() < 0.6 else r.randint(-20, 150)
@@ -218,6 +222,12 @@ def joined(r: random.Random) -> list[Atom]:
 
 
 CATEGORIES: dict[str, tuple[Callable[[random.Random], list[Atom]], float]] = {
-    "words": (random_words, 0.24), "digits": (random_digits, 0.10), "arithmetic": (arithmetic, 0.14), "times": (times, 0.09),
-    "dates": (dates, 0.13), "sentences": (sentences, 0.10), "mixed": (mixed, 0.14), "joined": (joined, 0.06),
-}  # fmt: skip
+    "words": (random_words, 0.22),
+    "digits": (random_digits, 0.15),
+    "arithmetic": (arithmetic, 0.13),
+    "times": (times, 0.06),
+    "dates": (dates, 0.09),
+    "sentences": (sentences, 0.07),
+    "mixed": (mixed, 0.21),
+    "joined": (joined, 0.07),
+}

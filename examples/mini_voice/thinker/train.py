@@ -1,6 +1,6 @@
 """Train the Thinker, measure it on texts it has never seen, export it.
 
-    python train.py --minutes 12 --out ../../../src/stagevox/models/mini/weights/thinker
+    python train.py --minutes 18 --out ../../../src/stagevox/models/mini/weights/thinker
 
 One core is enough. The exported folder is an ordinary ``LlamaForCausalLM`` checkpoint: config.json, model.safetensors (fp16),
 tokens.json (the front end's table, copied) and metrics.json (what this script measured, with the weights rounded to fp16).
@@ -13,6 +13,7 @@ import copy
 import itertools
 import json
 import math
+import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -24,7 +25,7 @@ import torch.nn.functional as F
 from atoms import words
 from data import PROMPTS, TOKENIZER, Example, build, examples, exhaustive, held_out, held_out_set, word_strings
 from model import Shape, Thinker
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 GUIDED_LAYER = 1
@@ -162,7 +163,7 @@ def export(model: Thinker, out: Path, metrics: dict[str, object]) -> None:
     config = model.shape.hf_config(TOKENIZER.bos_id, TOKENIZER.eos_id, TOKENIZER.pad_id)
     (out / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     (out / "metrics.json").write_text(json.dumps(metrics, indent=1) + "\n")
-    table = Path(str(files("stagevox.models.mini") / "weights" / "thinker" / "tokens.json"))
+    table = Path(os.environ.get("THINKER_TOKENS") or str(files("stagevox.models.mini") / "weights" / "thinker" / "tokens.json"))
     if table.resolve() != (out / "tokens.json").resolve():
         shutil.copyfile(table, out / "tokens.json")
     print(f"{out}: {sum(t.numel() for t in tensors.values())} weights, {(out / 'model.safetensors').stat().st_size} bytes")
@@ -170,7 +171,7 @@ def export(model: Thinker, out: Path, metrics: dict[str, object]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=12)
+    parser.add_argument("--minutes", type=float, default=18, help="0 only measures and exports")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rate", type=float, default=3e-3)
     parser.add_argument("--positions", type=int, default=2048, help="tokens in a batch, padding included")
@@ -178,14 +179,19 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--feed-forward", type=int, default=320)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--init", type=Path, nargs="+", help="go on from an exported folder, or from the mean of several")
     parser.add_argument("--quick", action="store_true", help="skip the exhaustive measurement")
     a = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(a.seed)
     shape = Shape(TOKENIZER.vocab_size, hidden=a.hidden, layers=a.layers, heads=a.hidden // 32, feed_forward=a.feed_forward)
     model = Thinker(shape)
+    if a.init:
+        states = [load_file(folder / "model.safetensors") for folder in a.init]
+        model.load_state_dict({name: torch.stack([s[name].float() for s in states]).mean(0) for name in states[0]})
     print(f"{sum(p.numel() for p in model.parameters())} weights", flush=True)
-    model = train(model, a.minutes, a.rate, a.positions, a.seed)
+    if a.minutes:
+        model = train(model, a.minutes, a.rate, a.positions, a.seed)
     round_to_half(model)
     metrics = measure(model, full=not a.quick)
     print(json.dumps(metrics, indent=1))

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from stagevox.contract import CODES, Capabilities, OmniOutput, RowPhase
+from stagevox.contract import CODES, Capabilities, OmniOutput, RowPhase, check_output, check_update
 from stagevox.errors import ContractError
 
 from .buffer import IntermediateBuffer
@@ -35,6 +36,10 @@ else:
     Upstream = object
 
 
+LOG_ROWS = 1 << 18
+"""Rows of the step log that are kept, the newest; tens of MB at most."""
+
+
 class OmniGPUModelRunner(Upstream):
     """Mixin that gives a vLLM V1 model runner per-request model state, hooks, MTP and several outputs."""
 
@@ -49,7 +54,7 @@ class OmniGPUModelRunner(Upstream):
 
     def _omni_setup(self, *, record: bool) -> None:
         self.model_intermediate_buffer = IntermediateBuffer()
-        self.step_log: list[StepRow] = []
+        self.step_log: deque[StepRow] = deque(maxlen=LOG_ROWS)
         self._record = record
         self._step = -1
         self._rows: list[RowPhase] = []
@@ -159,9 +164,11 @@ class OmniGPUModelRunner(Upstream):
         self._omni_output = None
         if self._capabilities.has_make_omni_output:
             try:
-                result = call_hook("make_omni_output", self.model.make_omni_output, result, **self._build_model_kwargs_extra())
+                made = call_hook("make_omni_output", self.model.make_omni_output, result, **self._build_model_kwargs_extra())
+                result = check_output(made, self._rows[-1].end)
             except ContractError as error:
                 self._fail_step(error)
+                return torch.zeros_like(self.inputs_embeds.gpu[: self._rows[-1].end])  # something to sample from
         if isinstance(result, OmniOutput):
             self._omni_output = result
             return result.text_hidden_states
@@ -213,7 +220,8 @@ class OmniGPUModelRunner(Upstream):
             offset = row.start + fresh - row.num_computed
             info = {**buffer[req_id], **row._replace(num_computed=fresh).fields()}
             try:
-                buffer.apply(req_id, call_hook("postprocess", self.model.postprocess, hidden[offset : row.end], **info))
+                update = call_hook("postprocess", self.model.postprocess, hidden[offset : row.end], **info)
+                buffer.apply(req_id, check_update("postprocess", update))
             except ContractError as error:
                 failed[req_id] = error
                 continue
@@ -279,8 +287,7 @@ class CPUARModelRunner(OmniGPUModelRunner, CPUModelRunner):
 
 def step_log(runner: Any) -> list[StepRow]:
     """A runner's step log so far."""
-    log: list[StepRow] = runner.step_log
-    return list(log)
+    return list(runner.step_log)
 
 
 def state_size(runner: Any) -> Mapping[str, int]:

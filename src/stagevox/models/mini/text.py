@@ -44,6 +44,7 @@ from stagevox.errors import EmptyTextError, TextTooLongError, VocabularyError
 
 MAX_CHARACTERS = 1000
 MAX_DIGITS = 12
+MAX_PASSES = 5
 FIELD = "text"
 SAYABLE = (
     "numbers with up to 12 digits", "+ - x =", "clock times", "days, months and dates", "times of day", "ten colours",
@@ -66,7 +67,11 @@ SHORT_NAMES = {
     "thurs": "thursday", "fri": "friday", "sat": "saturday", "sun": "sunday",
 }  # fmt: skip
 
-_QUOTES = str.maketrans({c: "'" for c in "\u2018\u2019\u201b\u02bc\u2032`\u00b4"})
+_LOOKALIKES = str.maketrans(
+    {c: "'" for c in "\u2018\u2019\u201b\u02bc\u2032`\u00b4"}
+    | {c: "*" for c in "\u00b7\u22c5\u2217"}
+    | {c: " " for c in [*range(32), *range(127, 160)]}
+)
 _REFUSED = set("%@\\§°^/")  # punctuation and look-alikes of emoji that mean a word the voice doesn't have
 _DASH = "[-\u2010-\u2015]"
 _NUMBER_WORD = f"(?:{'|'.join(NUMBER_WORDS)})"
@@ -80,6 +85,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\b(i|we|you)'ve\b", r"\1 have"),
         (r"\b([ap])\.?\s?m\.(?!\w)", r"\1m"),
         (r"&", " and "),
+        (r"(?<![^\s(+=×*−-])\.(?=[0-9])", "0."),
         (r"(?<![0-9])[.,:]|[.,:](?![0-9])", " "),
         (r"(?<![0-9])/|/(?![0-9])", " "),
         (r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))", ""),
@@ -109,8 +115,8 @@ def _unify(text: str) -> str:
     def unify(character: str) -> str:
         return character if unicodedata.decomposition(character).startswith(kept) else unicodedata.normalize("NFKC", character)
 
-    text = "".join(map(unify, text.translate(_QUOTES)))
-    return unicodedata.normalize("NFC", text.casefold()).translate(_QUOTES)
+    text = "".join(map(unify, text.translate(_LOOKALIKES)))
+    return unicodedata.normalize("NFC", text.casefold()).translate(_LOOKALIKES)
 
 
 def _strip(character: str) -> str:
@@ -130,8 +136,10 @@ def normalise(text: str) -> str:
     Nothing is checked and nothing is read here: unknown words, symbols and digits stay.
     """
     text = _unify(text)
-    while (simpler := _simplify(text)) != text:  # what one pass drops may have kept two numbers apart
-        text = simpler
+    for _ in range(MAX_PASSES):  # what one pass drops may have kept two numbers apart
+        before, text = text, _simplify(text)
+        if text == before:
+            break
     return text
 
 
@@ -233,7 +241,7 @@ def _problems(chunks: Sequence[str], words: dict[str, int]) -> Iterable[str]:
 
 def _day(chunk: str) -> bool:
     number = re.fullmatch("([0-9]{1,2})(st|nd|rd|th)?", chunk)
-    return bool(number) and 1 <= int(number[1]) <= 31
+    return number is not None and 1 <= int(number[1]) <= 31
 
 
 def _number_problem(chunk: str, after: str) -> str | None:
