@@ -92,6 +92,7 @@ class Omni:
             self.close()
             raise
         self._driver = InlineDriver(self._stages, orchestrator, LocalConnector())
+        self._warm_up(self._blueprint.topology.warm_up)
 
     @property
     def sample_rate(self) -> int:
@@ -163,6 +164,14 @@ class Omni:
     def __del__(self) -> None:
         if getattr(self, "_stages", None):
             self.close()
+
+    def _warm_up(self, text: str | None) -> None:
+        """Speak a text nobody hears: the first use of every kernel takes longest. What fails here fails again, and says so then."""
+        if text is None:
+            return
+        self.generate(text)
+        for stage in self._stages:
+            stage.clear_trace()
 
     def _open(self) -> InlineDriver:
         if self._driver is None:

@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from mini_reference import TinyOmni
 from safetensors.torch import load_file
-from support.talker_stage import PROMPT_LEN, speak, talker_engine
 
 from stagevox.contract import (
     IS_PREFILL,
@@ -28,6 +27,7 @@ from stagevox.models.mini.pieces import WEIGHTS
 from stagevox.models.mini.talker import MiniTalkerForCausalLM
 from stagevox.models.mini.topology import stages
 from stagevox.stage.engine import make_config
+from support.talker_stage import PROMPT_LEN, speak, talker_engine
 
 TEXT = "seven plus three is ten"
 TEXTS = ("zero nine five", "five six five one seven nine", "go to the small pink chair on the left")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,6 @@ import torch
 
 from stagevox.contract import CODES
 from stagevox.models.registry import resolve_topology
-
 from stagevox.stage.engine import StageEngine
 from stagevox.stage.payload import StageRequest, StepRow
 
@@ -89,7 +89,7 @@ def cases(trace: Sequence[StepRow]) -> set[str]:
             if end == row.num_known:
                 replaying.discard(row.req_id)
     ordered = [[row.req_id for row in rows] for _, rows in sorted(steps.items())]
-    for before, after in zip(ordered, ordered[1:], strict=False):
+    for before, after in itertools.pairwise(ordered):
         stayed = [req_id for req_id in before if req_id in after]
         if len(before) > len(after) and stayed != [req_id for req_id in after if req_id in before]:
             found.add("reorder")

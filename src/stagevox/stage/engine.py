@@ -78,6 +78,10 @@ class StageEngine:
         log: list[StepRow] = self._core.collective_rpc("omni_step_log")[0]
         return log
 
+    def clear_trace(self) -> None:
+        """Forget the step log so far, and count steps from 0 again."""
+        self._core.collective_rpc("omni_clear_step_log")
+
     @property
     def num_requests(self) -> int:
         """Requests held here, waiting ones included."""

@@ -290,6 +290,12 @@ def step_log(runner: Any) -> list[StepRow]:
     return list(runner.step_log)
 
 
+def clear_step_log(runner: Any) -> None:
+    """Empty a runner's step log; steps count from 0 again."""
+    runner.step_log.clear()
+    runner._step = -1
+
+
 def state_size(runner: Any) -> Mapping[str, int]:
     """How many requests hold state in a runner, by kind; all zero when idle."""
     buffer = runner.model_intermediate_buffer
