@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from examples.minimal_talker import MinimalTalker
-from tests.unit.stage.toy import HIDDEN, Steps
 
+from examples.minimal_talker import MinimalTalker
 from stagevox.contract import Capabilities
+from tests.unit.stage.toy import HIDDEN, Steps
 
 PROMPT = 3
 TEXT = torch.tensor([5, 6, 7, 8, 9])
