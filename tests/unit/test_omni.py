@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import gc
 import os
 import signal
 import subprocess
@@ -302,8 +303,11 @@ def test_close_goes_on_past_an_engine_that_can_not(fake_model):
     assert fake_model.stages["thinker"].closed
 
 
-def test_a_half_made_one_can_be_collected():
-    Omni.__new__(Omni).__del__()
+def test_one_that_is_dropped_stops_its_engines(fake_model):
+    one = Omni("fake")
+    del one
+    gc.collect()
+    assert all(stage.closed for stage in fake_model.stages.values())
 
 
 def test_events_are_shown_as_they_come(omni):
