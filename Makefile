@@ -1,7 +1,10 @@
 # Needs Python 3.11, gcc and make. Everything else goes into .venv; nothing outside this folder is touched.
 PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3.11)
 RUN := .venv/bin/python
-TEXT ?= hello from stagevox
+TEXT ?= Hello! 12 + 30 = 42, see you on 4 July.
+
+# Packages are installed without bytecode; kept from writing it, every start would compile vLLM and torch again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup setup-dev demo test check format bench clean
 .NOTPARALLEL:
@@ -23,12 +26,14 @@ check: setup-dev  ## lint, format and types, without tests
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 
-format: setup-dev
+format: setup-dev  ## mend what check would complain of, as far as a tool can
+	$(RUN) tools/requirements_table.py
 	$(RUN) -m ruff check --fix .
 	$(RUN) -m ruff format .
 
-bench: setup
-	$(RUN) -m stagevox.cli.main bench
+bench: setup  ## measure
+	$(RUN) -m stagevox.bench.step
+	$(RUN) -m stagevox.bench.say
 
 clean:  ## all that make made
 	rm -rf .venv .venv.lock build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -21,8 +21,10 @@
     │   ├── HookShapeError
     │   ├── HookRaisedError        the hook itself raised
     │   └── MissingStateError      state the model needs and nobody stored
+    ├── ClosedError                used after close()
     └── RequestFailedError         a request ended without a result
         ├── DeadlineError          an upstream input or chunk never came
+        ├── ChunkOrderError        a chunk was lost, repeated or came after the end
         └── StageDiedError         the stage's engine is gone
 """
 
@@ -129,12 +131,20 @@ class MissingStateError(ContractError):
     """Per-request state that a hook needs was never stored."""
 
 
+class ClosedError(StagevoxError):
+    """Something was used after it had been closed."""
+
+
 class RequestFailedError(StagevoxError):
     """A request ended without a result."""
 
 
 class DeadlineError(RequestFailedError):
     """An upstream input or chunk did not come in time."""
+
+
+class ChunkOrderError(RequestFailedError):
+    """A chunk came out of order: one was lost or repeated, or it came after the end."""
 
 
 class StageDiedError(RequestFailedError):

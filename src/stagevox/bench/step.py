@@ -63,7 +63,8 @@ def main() -> None:
             for _ in range(WARM_UP):
                 stock.step(), hooked.step()
             rounds = [report.interleave(stock.step, hooked.step, args.pairs) for _ in range(args.rounds)]
-            stock.stop(), hooked.stop()
+            stock.stop()
+            hooked.stop()
             ratio = report.spread([ours / theirs for theirs, ours in rounds])
             stock_ms, hooked_ms = (report.spread([side[i] * 1e3 for side in rounds])["median"] for i in (0, 1))
             numbers |= {

@@ -13,6 +13,7 @@ class Chunk:
     """One piece of a request's stage output, on its way to the next stage.
 
     ``seq`` counts a request's chunks on one edge from 0; the chunk with ``end`` is the last one. N merged rows are N rows.
+    ``data`` is what the stage's chunk processor and the next stage's input adapter agreed on; the road doesn't look inside.
     """
 
     req_id: str
@@ -25,8 +26,12 @@ class Connector(ABC):
     """Carries chunks to a named stage exactly once and, per request, in order."""
 
     @abstractmethod
+    def open(self, req_id: str) -> None:
+        """Make a request known; without this, or after :meth:`drop`, its chunks are ignored."""
+
+    @abstractmethod
     def put(self, stage: str, chunk: Chunk) -> None:
-        """Hand over a chunk for ``stage``; chunks of a dropped request are ignored."""
+        """Hand over a chunk for ``stage``; raises :class:`stagevox.errors.ChunkOrderError` on a gap or a repeat."""
 
     @abstractmethod
     def get(self, stage: str) -> list[Chunk]:
@@ -39,6 +44,11 @@ class Connector(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release what the connector holds."""
+
+    @property
+    @abstractmethod
+    def num_open(self) -> int:
+        """Requests that still hold state here; 0 when idle."""
 
 
 class ChunkProcessor(ABC):

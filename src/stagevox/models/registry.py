@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from stagevox.config.topology import Topology
+from stagevox.errors import UnknownModelError
+
 ARCHITECTURES = {
     "MiniTalkerForCausalLM": "stagevox.models.mini.talker:MiniTalkerForCausalLM",
     "MiniCode2Wav": "stagevox.models.mini.code2wav:MiniCode2Wav",
@@ -19,3 +24,24 @@ def register_models() -> None:
     for name, target in ARCHITECTURES.items():
         if name not in known:
             ModelRegistry.register_model(name, target)
+
+
+PACKAGED = ("mini",)
+"""Models that ship with stagevox."""
+
+
+def resolve_topology(model: str | Path) -> Topology:
+    """The stages behind a packaged model's name or a checkpoint folder.
+
+    Raises :class:`UnknownModelError` with the known names, or :class:`CheckpointError` with the file that a folder lacks.
+    """
+    from .mini import topology as mini
+
+    if model == mini.NAME:
+        return mini.topology()
+    folder = Path(model)
+    if not folder.is_dir():
+        raise UnknownModelError("model", f"no model {str(model)!r}, and no such folder", PACKAGED)
+    if mini.looks_like(folder):
+        return mini.topology(folder.resolve())
+    raise UnknownModelError("model", f"{folder} holds no model of a known family", PACKAGED)

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from stagevox.contract import CODES, Capabilities, OmniOutput, RowPhase, check_output, check_update
-from stagevox.errors import ContractError
+from stagevox.errors import ContractError, HookRaisedError
 
 from .buffer import IntermediateBuffer
 from .mtp import MTPRows, complete_frames
@@ -36,7 +37,10 @@ else:
 
 
 HIDDEN = "hidden"
-"""Name of the hidden rows among a stage's inter-stage outputs; they don't go to clients."""
+"""Key of the hidden rows ``[n, H]`` in inter-stage outputs; they never reach a client."""
+
+LOG_ROWS = 1 << 18
+"""Rows of the step log that are kept, the newest; tens of MB at most."""
 
 
 class OmniGPUModelRunner(Upstream):
@@ -53,7 +57,7 @@ class OmniGPUModelRunner(Upstream):
 
     def _omni_setup(self, *, record: bool) -> None:
         self.model_intermediate_buffer = IntermediateBuffer()
-        self.step_log: list[StepRow] = []
+        self.step_log: deque[StepRow] = deque(maxlen=LOG_ROWS)
         self._record = record
         self._step = -1
         self._rows: list[RowPhase] = []
@@ -159,8 +163,13 @@ class OmniGPUModelRunner(Upstream):
     # -- forward ------------------------------------------------------------------------------------------------------
 
     def _model_forward(self, *args: Any, **kwargs: Any) -> Any:
-        result = super()._model_forward(*args, **kwargs)
         self._omni_output = None
+        try:
+            result = super()._model_forward(*args, **kwargs)
+        except Exception as error:
+            # The engine lives on: these requests end with the error, and their blocks leave the prefix cache.
+            self._fail_step(HookRaisedError("forward", f"{type(error).__name__}: {error}"))
+            return self.inputs_embeds.gpu.new_zeros(kwargs["positions"].shape[-1], self.model_config.get_hidden_size())
         if self._capabilities.has_make_omni_output:
             try:
                 made = call_hook("make_omni_output", self.model.make_omni_output, result, **self._build_model_kwargs_extra())
@@ -244,18 +253,19 @@ class OmniGPUModelRunner(Upstream):
         if not values and not self._new_codes:
             return {}, {}
         try:
-            inter_stage = slice_outputs(self._rows, values, self._rows[-1].end, self.model_intermediate_buffer.ledger)
+            inter_stage = slice_outputs(self._rows, values, self._rows[-1].end, self.model_intermediate_buffer.outputs)
         except ContractError as error:
             self._fail_step(error)
             return {}, {}
         for req_id, codes in self._new_codes.items():
             inter_stage.setdefault(req_id, {})[CODES] = codes
-        outputs = {}
-        for req_id, named in inter_stage.items():
-            client = {name: value for name, value in named.items() if name != HIDDEN}
-            if client:
-                outputs[req_id] = client
-        return outputs, inter_stage
+        return _client_facing(inter_stage), inter_stage
+
+
+def _client_facing(outputs: Outputs) -> Outputs:
+    """The outputs without what only the next stage may see."""
+    shown = ((req_id, {key: value for key, value in named.items() if key != HIDDEN}) for req_id, named in outputs.items())
+    return {req_id: named for req_id, named in shown if named}
 
 
 class _Unwrapped:
@@ -298,8 +308,13 @@ class CPUARModelRunner(OmniGPUModelRunner, CPUModelRunner):
 
 def step_log(runner: Any) -> list[StepRow]:
     """A runner's step log so far."""
-    log: list[StepRow] = runner.step_log
-    return list(log)
+    return list(runner.step_log)
+
+
+def clear_step_log(runner: Any) -> None:
+    """Empty a runner's step log; steps count from 0 again."""
+    runner.step_log.clear()
+    runner._step = -1
 
 
 def state_size(runner: Any) -> Mapping[str, int]:

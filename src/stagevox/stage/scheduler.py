@@ -12,7 +12,6 @@ What differs from upstream, and nothing else does:
 
 from __future__ import annotations
 
-import importlib
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -23,6 +22,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
+from stagevox.config.objects import load_attribute
 from stagevox.connectors.base import Chunk, ChunkProcessor
 from stagevox.contract import merge_update
 from stagevox.errors import EmptyTextError, TextTooLongError
@@ -40,12 +40,6 @@ else:
 _NOTHING: Mapping[str, Any] = {}
 
 
-def load_object(path: str) -> Any:
-    """The object a ``module:attribute`` path names."""
-    module, _, attribute = path.partition(":")
-    return getattr(importlib.import_module(module), attribute)
-
-
 class OmniSchedulerMixin(Upstream):
     """What every stage's scheduler adds to vLLM's."""
 
@@ -57,8 +51,8 @@ class OmniSchedulerMixin(Upstream):
         self.wait_room = WaitRoom()
         self.omni_requests: dict[str, StageRequest] = {}
         self.make_request: Callable[[StageRequest, StageInput], Request] | None = None
-        self._chunks: ChunkProcessor | None = load_object(settings.chunk_processor)() if settings.chunk_processor else None
-        self._adapter: Any = load_object(settings.input_adapter)() if settings.input_adapter else None
+        self._chunks: ChunkProcessor | None = load_attribute(settings.chunk_processor)() if settings.chunk_processor else None
+        self._adapter: Any = load_attribute(settings.input_adapter)() if settings.input_adapter else None
         self._inbox: deque[Chunk] = deque()
         self._payloads: dict[str, Mapping[str, Any]] = {}
         self._outputs: list[StageOutput] = []
@@ -268,7 +262,8 @@ class OmniGenerationScheduler(OmniSchedulerMixin, Scheduler):
             if frames:
                 self._admit(request, given)
             elif given.end:
-                self._emit(req_id, [], _NOTHING, _NOTHING, "stop")
+                self._outputs.append(StageOutput(req_id, [], _NOTHING, "stop"))
+                self._forget(req_id)
             return
         self._ride(req_id, given.payload)
         live = self.requests[req_id]
@@ -277,7 +272,7 @@ class OmniGenerationScheduler(OmniSchedulerMixin, Scheduler):
             self._extend(live, frames)
             self.wait_room.pop(req_id, None)
         elif given.end and live.num_computed_tokens == live.num_tokens:
-            self._finish(req_id, _NOTHING)
+            self._finish(req_id, _NOTHING, 0)
 
     def _extend(self, request: Request, frames: list[int]) -> None:
         assert request.prompt_token_ids is not None
@@ -292,22 +287,22 @@ class OmniGenerationScheduler(OmniSchedulerMixin, Scheduler):
         """Hand out the samples; finish requests whose input has ended, park those that wait for more."""
         result = super().update_from_output(scheduler_output, model_runner_output)
         outputs = getattr(model_runner_output, "multimodal_outputs", _NOTHING)
-        for req_id in scheduler_output.num_scheduled_tokens:
+        for req_id, span in scheduler_output.num_scheduled_tokens.items():
             request = self.requests.get(req_id)
             if request is None or request.is_finished() or req_id not in self.omni_requests:
                 continue
             named = outputs.get(req_id, _NOTHING)
             if request.num_computed_tokens < request.num_tokens:
-                self._outputs.append(StageOutput(req_id, [], named))
+                self._outputs.append(StageOutput(req_id, [], named, positions=span))
             elif req_id in self._ended:
-                self._finish(req_id, named)
+                self._finish(req_id, named, span)
             else:
                 self.wait_room[req_id] = WaitState.WAITING_FOR_CHUNK
-                self._outputs.append(StageOutput(req_id, [], named))
+                self._outputs.append(StageOutput(req_id, [], named, positions=span))
         return result
 
-    def _finish(self, req_id: str, named: Mapping[str, Any]) -> None:
-        self._outputs.append(StageOutput(req_id, [], named, "stop"))
+    def _finish(self, req_id: str, named: Mapping[str, Any], span: int) -> None:
+        self._outputs.append(StageOutput(req_id, [], named, "stop", positions=span))
         self.finish_requests(req_id, RequestStatus.FINISHED_STOPPED)
 
     def _forget(self, req_id: str) -> None:

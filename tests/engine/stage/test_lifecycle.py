@@ -7,6 +7,7 @@ from stagevox.errors import CapabilityError
 from stagevox.stage.engine import make_config
 from tests.engine.stage.harness import Harness, spec_of
 
+
 def speculation(method="ngram"):
     return {"method": method, "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
 

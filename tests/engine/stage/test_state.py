@@ -106,7 +106,9 @@ def test_a_look_ahead_past_the_stop_leaves_nothing(engine, oracle, prompt, rows,
     said = oracle.say(prompt(20, 4), 30, rows=rows(4), mtp=True)
     cut = next(n for n in range(5, 29) if said.tokens[n] not in said.tokens[:n])
     stage = engine("ToyMTP", **mode)
-    stage.add("a", prompt(20, 4), 60, rows=rows(4), salt="F14", sampling={"stop_token_ids": [said.tokens[cut]], "ignore_eos": True})
+    stage.add(
+        "a", prompt(20, 4), 60, rows=rows(4), salt="F14", sampling={"stop_token_ids": [said.tokens[cut]], "ignore_eos": True}
+    )
     stage.run()
     assert stage.finish["a"] == "stop"
     assert stage.tokens["a"] == said.tokens[: cut + 1]

@@ -135,7 +135,9 @@ class ToyExporting(Qwen2ForCausalLM):
             if kind == "hidden":
                 return OmniOutput(hidden[:0], {"position": positions})
         first = [int(positions[start]) for start, _ in request_token_spans]
-        return OmniOutput(hidden, {"position": positions, "who": [s.get("who") for s in model_intermediate_buffer], "first": first})
+        return OmniOutput(
+            hidden, {"position": positions, "who": [s.get("who") for s in model_intermediate_buffer], "first": first}
+        )
 
 
 class ToyVocoder(torch.nn.Module):

@@ -11,10 +11,10 @@ from torch import nn
 from vllm.config import VllmConfig
 
 from stagevox.contract import NUM_COMPUTED_TOKENS, SAMPLE_RATE, WAVEFORM, OmniOutput, OwnedBatchTensor
-from stagevox.errors import ContractError, MissingStateError
+from stagevox.errors import CheckpointError, ContractError, MissingStateError
 
 from .config import MiniCode2WavConfig
-from .layers import Dense, linear, load_strict, weight
+from .layers import Affine, Dense, linear, load_strict, weight
 
 CODES_STATE = "codes"
 """State: LongTensor ``[frames so far, Q]``, silence frames included; row ``p`` is the frame at position ``p``."""
@@ -25,10 +25,8 @@ class Block(nn.Module):
 
     def __init__(self, size: int, kernel: int, inner: int) -> None:
         super().__init__()
-        self.dw = nn.Module()
-        self.dw.weight, self.dw.bias = weight(size, 1, kernel), weight(size)
-        self.norm = nn.Module()
-        self.norm.weight, self.norm.bias = weight(size), weight(size)
+        self.dw = Affine(size, 1, kernel)
+        self.norm = Affine(size)
         self.fc1 = Dense(size, inner)
         self.fc2 = Dense(inner, size)
         self.scale = weight(size)
@@ -53,7 +51,7 @@ class _BlockPlan(NamedTuple):
         return y.view(x.shape[0], -1, self.size).add_(x[:, self.reach :])
 
 
-def _plan(block: Block) -> _BlockPlan:
+def _plan(block: Any) -> _BlockPlan:
     dw = block.dw.weight.data
     scale = block.scale.data
     return _BlockPlan(
@@ -84,6 +82,8 @@ class MiniCode2WavNet(nn.Module):
     context, and each layer drops the rows that it has used up. What lies before position 0 is zero at the input of *every* layer.
     """
 
+    code_offsets: torch.Tensor
+
     def __init__(self, config: MiniCode2WavConfig) -> None:
         super().__init__()
         self.config = config
@@ -95,8 +95,7 @@ class MiniCode2WavNet(nn.Module):
         self.post = nn.ModuleList(
             [Block(size, config.post_kernel, config.post_intermediate_size) for _ in range(config.post_layers)]
         )
-        self.norm = nn.Module()
-        self.norm.weight, self.norm.bias = weight(size), weight(size)
+        self.norm = Affine(size)
         self.head = Dense(size, config.n_fft + 2)
         offsets = [0, *torch.tensor(config.codebook_sizes).cumsum(0).tolist()[:-1]]
         self.register_buffer("code_offsets", torch.tensor(offsets), persistent=False)
@@ -108,7 +107,9 @@ class MiniCode2WavNet(nn.Module):
 
     def targets(self, prefix: str) -> dict[str, torch.Tensor]:
         """Where each tensor of a checkpoint goes."""
-        targets = {prefix + name: tensor for name, tensor in self.named_parameters() if name != "embedding"}
+        targets: dict[str, torch.Tensor] = {
+            prefix + name: tensor for name, tensor in self.named_parameters() if name != "embedding"
+        }
         for q, table in enumerate(self.embedding.split(self.config.codebook_sizes)):
             targets[f"{prefix}embedding.{q}"] = table
         return targets
@@ -135,7 +136,7 @@ class MiniCode2WavNet(nn.Module):
         # 1 where a position exists, 0 before the start; absent if no span sees the start.
         exists = self._exists(spans, length) if first < 0 else None
 
-        x = F.embedding_bag((codes + self.code_offsets).view(batch * length, -1), self.embedding, mode="sum").view(batch, length, -1)
+        x = F.embedding_bag((codes + self.code_offsets).flatten(0, 1), self.embedding, mode="sum").view(batch, length, -1)
         for block in pre:
             x = block(x if exists is None else x * exists[:, -x.shape[1] :], eps)
         x = up(x.view(-1, config.embedding_size)).view(batch, -1, config.hidden_size)
@@ -178,9 +179,9 @@ class MiniCode2Wav(nn.Module):
     """Code2Wav under the phase contract: positions are codec frames, each yields its samples once.
 
     The position axis of a request of T frames is 8 silence frames, the T frames, one silence frame (the bridge adds the
-    silence: it warms the causal net up, and the net is one frame late). **Samples of the first 9 positions are dropped, here and only here,
-    by absolute position**, so positions ``9 .. T + 8`` yield the T * 640 samples. Samples of a position are the same
-    for every split of the axis into spans (to about 1e-6: batch shapes change the order of sums).
+    silence: it warms the causal net up, and the net is one frame late). **Samples of the first 9 positions are dropped, here and
+    only here, by absolute position**, so positions ``9 .. T + 8`` yield the T * 640 samples. Samples of a position are the
+    same for every split of the axis into spans (to about 1e-6: batch shapes change the order of sums).
     """
 
     is_attention_free: ClassVar[Literal[True]] = True
@@ -189,7 +190,13 @@ class MiniCode2Wav(nn.Module):
         super().__init__()
         self.config: MiniCode2WavConfig = vllm_config.model_config.hf_config
         self.code2wav = MiniCode2WavNet(self.config)
-        self.skip = self.config.warmup_codes + self.config.delay_samples // self.config.samples_per_code
+        delay, rest = divmod(self.config.delay_samples, self.config.samples_per_code)
+        if rest or self.config.samples_per_code != self.config.hop * self.config.upsample:
+            raise CheckpointError("code2wav", "samples_per_code is not hop * upsample, or does not divide delay_samples")
+        if self.config.left_context_codes < self.code2wav.context:
+            looks = f"the net looks back {self.code2wav.context} frames"
+            raise CheckpointError("code2wav", f"left_context_codes is {self.config.left_context_codes}, {looks}")
+        self.skip = self.config.warmup_codes + delay
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Zeros ``[num_tokens, H]``: ids only hold places, the frames are in the request's state."""

@@ -46,7 +46,8 @@ class CodePredictor(nn.Module):
         return {prefix + name.replace("proj.", "in."): tensor for name, tensor in self.named_parameters()}
 
     def _make_plan(self) -> tuple[Any, ...]:
-        blocks = list(self.blocks)
+        blocks: list[Any] = list(self.blocks)
+        heads: list[Any] = list(self.head)
         gains = [block.norm.data for block in blocks] + [self.norm.data]
         mlps = [
             (linear(block.fc1.weight, block.fc1.bias), linear(block.fc2.weight, block.fc2.bias), gain)
@@ -54,7 +55,7 @@ class CodePredictor(nn.Module):
         ]
         groups = [
             (table.data, bias, linear(head.weight, head.bias))
-            for table, bias, head in zip(self.embedding, self.group_bias.data.unbind(), self.head, strict=True)
+            for table, bias, head in zip(self.embedding, self.group_bias.data.unbind(), heads, strict=True)
         ]
         return linear(self.proj.weight, self.proj.bias), gains[0], mlps, groups
 

@@ -1,7 +1,7 @@
 """Small layers and the strict loader that the packaged model's stages share.
 
-The nets are so small that a step costs as much in Python and dispatch as in arithmetic. So each layer is one or two calls of a kernel, and
-modules only hold parameters: they look up their tensors once (``linear`` below, ``_plan`` elsewhere), not at each call.
+The nets are so small that a step costs as much in Python and dispatch as in arithmetic. So each layer is one or two calls of a
+kernel, and modules only hold parameters: their tensors are looked up once (``linear``, ``_plan``), not at each call.
 """
 
 from __future__ import annotations
@@ -21,13 +21,20 @@ def weight(*shape: int) -> nn.Parameter:
     return nn.Parameter(torch.empty(*shape), requires_grad=False)
 
 
-class Dense(nn.Module):
+class Affine(nn.Module):
+    """A weight of any shape and a bias per channel."""
+
+    def __init__(self, size: int, *shape: int) -> None:
+        super().__init__()
+        self.weight = weight(size, *shape)
+        self.bias = weight(size)
+
+
+class Dense(Affine):
     """The parameters of ``x @ weight.T + bias``; :func:`linear` applies them."""
 
-    def __init__(self, size_in: int, size_out: int, bias: bool = True) -> None:
-        super().__init__()
-        self.weight = weight(size_out, size_in)
-        self.bias = weight(size_out) if bias else None
+    def __init__(self, size_in: int, size_out: int) -> None:
+        super().__init__(size_out, size_in)
 
 
 def linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Callable[[torch.Tensor], torch.Tensor]:

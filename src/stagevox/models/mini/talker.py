@@ -18,7 +18,7 @@ from stagevox.errors import CapabilityError, ContractError, MissingStateError
 
 from .code_predictor import CodePredictor
 from .config import MiniTalkerConfig
-from .layers import Dense, add_rms_norm, linear, load_strict, rms_norm, weight
+from .layers import add_rms_norm, linear, load_strict, rms_norm, weight
 
 TEXT_ROWS = "text_rows"
 """State: LongTensor ``[K]`` of the text's piece ids, the EOS row's id last."""
@@ -37,26 +37,26 @@ class TalkerLayer(nn.Module):
         super().__init__()
         size, heads, head_dim = config.hidden_size, config.num_attention_heads, config.head_dim
         self.input_norm = weight(size)
-        self.qkv = Dense(size, 3 * heads * head_dim, bias=False)
+        self.qkv = weight(3 * heads * head_dim, size)
         self.rope = get_rope(head_dim, config.max_position_embeddings, rope_parameters=config.rope_parameters)
         self.attn = Attention(heads, head_dim, head_dim**-0.5, cache_config=vllm_config.cache_config, prefix=f"{prefix}.attn")
         if vllm_config.compilation_config.mode == CompilationMode.NONE:
             self.attn.use_direct_call = True  # a custom op is for graphs; without one it only costs
-        self.o = Dense(heads * head_dim, size, bias=False)
+        self.o = weight(size, heads * head_dim)
         self.post_norm = weight(size)
-        self.gate_up = Dense(size, 2 * config.intermediate_size, bias=False)
-        self.down = Dense(config.intermediate_size, size, bias=False)
+        self.gate_up = weight(2 * config.intermediate_size, size)
+        self.down = weight(size, config.intermediate_size)
 
     def plan(self) -> tuple[Any, ...]:
         """The layer's parts in the order of use."""
         return (
-            linear(self.qkv.weight),
+            linear(self.qkv),
             self.rope.forward,
             self.attn.forward,
-            linear(self.o.weight),
+            linear(self.o),
             self.post_norm.data,
-            linear(self.gate_up.weight),
-            linear(self.down.weight),
+            linear(self.gate_up),
+            linear(self.down),
         )
 
 
@@ -93,7 +93,8 @@ class MiniTalker(nn.Module):
 
     def _make_plan(self) -> tuple[Any, ...]:
         gains = [layer.input_norm.data for layer in self.layers] + [self.norm.data]
-        layers = [(*layer.plan(), gain) for layer, gain in zip(self.layers, gains[1:], strict=True)]
+        own: list[Any] = list(self.layers)
+        layers = [(*layer.plan(), gain) for layer, gain in zip(own, gains[1:], strict=True)]
         return gains[0], layers, linear(self.lm_head, self.lm_bias)
 
     @property
@@ -123,7 +124,7 @@ class MiniTalker(nn.Module):
     def targets(self, prefix: str) -> dict[str, torch.Tensor]:
         """Where each tensor of a checkpoint goes."""
         targets: dict[str, torch.Tensor] = {
-            f"{prefix}{name.removesuffix('.weight')}": tensor
+            f"{prefix}{name}": tensor
             for name, tensor in self.named_parameters()
             if name not in ("codec_embedding", "lm_head", "lm_bias")
         }
@@ -136,14 +137,17 @@ class MiniTalker(nn.Module):
 class MiniTalkerForCausalLM(nn.Module):
     """The packaged Talker with its code predictor, under the phase contract.
 
-    What conditions position ``p`` is a function of the request and ``p`` alone. The prompt has 6 positions: 0 is the speaker, 1..4
-    are the text rows 0..3 with codec PAD, 5 is text row 4 with codec BOS. Position ``p >= 6`` carries frame ``p - 6`` with text row
-    ``p - 1``. Text row ``k`` is the ``k``-th id of ``text_rows``, past its end the PAD row.
+    What conditions position ``p`` is a function of the request and ``p`` alone. The prompt has 6 positions: 0 is the
+    speaker, 1..4 are the text rows 0..3 with codec PAD, 5 is text row 4 with codec BOS. Position ``p >= 6`` carries frame
+    ``p - 6`` with text row ``p - 1``. Text row ``k`` is the ``k``-th id of ``text_rows``, past its end the PAD row.
     """
 
     has_preprocess = True
     has_postprocess = True
     omni_pooler_payload_include_hidden = False
+
+    code_offsets: torch.Tensor
+    prompt_codes: torch.Tensor
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
@@ -201,9 +205,7 @@ class MiniTalkerForCausalLM(nn.Module):
         rows = self._text_rows("preprocess", info)
         embeds = F.embedding(self._row_ids(rows, start - 1, span), self.talker.text_embedding)
         if start >= self.prompt_len:
-            if LAST_HIDDEN not in info:
-                return input_ids, embeds, {}
-            return input_ids, embeds, {MTP_INPUTS: (info[LAST_HIDDEN], embeds[-1:])}
+            return input_ids, embeds, {MTP_INPUTS: (self._last_hidden("preprocess", info), embeds[-1:])}
         prompt = self.prompt_codes[start : start + span]
         embeds[: len(prompt)] += F.embedding(prompt, self.talker.codec_embedding)
         if start == 0:
@@ -216,9 +218,7 @@ class MiniTalkerForCausalLM(nn.Module):
         for info in req_infos:
             rows, row = self._text_rows("preprocess_decode_batch", info), info[NUM_COMPUTED_TOKENS] - 1
             ids.append(rows[row].item() if row < len(rows) else self.pad_row)
-            if LAST_HIDDEN not in info:
-                raise MissingStateError("preprocess_decode_batch", f"{LAST_HIDDEN} was never stored")
-            hidden.append(info[LAST_HIDDEN])
+            hidden.append(self._last_hidden("preprocess_decode_batch", info))
         text = F.embedding(torch.tensor(ids, device=input_ids.device), self.talker.text_embedding)
         return input_ids, text, torch.cat(hidden), text, [_NO_UPDATE] * len(ids)
 
@@ -236,6 +236,12 @@ class MiniTalkerForCausalLM(nn.Module):
     def frame_embedding(self, codes: torch.Tensor) -> torch.Tensor:
         """The sum of a frame's code embeddings, ``[N, Q]`` to ``[N, H]``."""
         return F.embedding_bag(codes + self.code_offsets, self.talker.codec_embedding, mode="sum")
+
+    def _last_hidden(self, hook: str, info: Mapping[str, Any]) -> torch.Tensor:
+        if LAST_HIDDEN not in info:
+            raise MissingStateError(hook, f"{LAST_HIDDEN} was never stored")
+        hidden: torch.Tensor = info[LAST_HIDDEN]
+        return hidden
 
     def _text_rows(self, hook: str, info: Mapping[str, Any]) -> torch.Tensor:
         """The request's piece ids, after checks that its conditioning is whole."""

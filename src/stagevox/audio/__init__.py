@@ -1,0 +1,1 @@
+"""Samples: joined, encoded, written."""

@@ -1,0 +1,42 @@
+"""The border between a caller's words and the Thinker's tokens."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from stagevox.errors import UnknownVoiceError
+from stagevox.stage.payload import StageRequest
+
+from .pieces import WEIGHTS
+from .text import ThinkerTokenizer
+
+
+class MiniFrontEnd:
+    """Checks texts and voices before any engine works (:class:`stagevox.config.topology.FrontEnd`)."""
+
+    voices: tuple[str, ...]
+    sample_rate: int
+
+    def __init__(self, checkpoint: Path = WEIGHTS) -> None:
+        self._tokenizer = ThinkerTokenizer(checkpoint / "thinker" / "tokens.json")
+        self.voices = tuple(json.loads((checkpoint / "talker" / "config.json").read_text(encoding="utf-8"))["voices"])
+        self.sample_rate = json.loads((checkpoint / "code2wav" / "config.json").read_text(encoding="utf-8"))["sample_rate"]
+
+    def admit(self, req_id: str, text: str, voice: str | None) -> StageRequest:
+        """The Thinker's request for a text; ``voice`` None is the first voice.
+
+        Raises :class:`stagevox.errors.UnknownVoiceError`, :class:`stagevox.errors.EmptyTextError`,
+        :class:`stagevox.errors.VocabularyError` or :class:`stagevox.errors.TextTooLongError`.
+        """
+        if voice is not None and voice not in self.voices:
+            raise UnknownVoiceError("voice", f"no voice {voice!r}", self.voices)
+        return StageRequest(
+            req_id=req_id,
+            prompt_token_ids=self._tokenizer.encode(text),
+            options={"voice": voice or self.voices[0]},
+        )
+
+    def reply_text(self, token_ids: list[int]) -> str:
+        """The Thinker's tokens as the words that are spoken."""
+        return self._tokenizer.decode(token_ids)
