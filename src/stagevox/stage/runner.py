@@ -205,6 +205,9 @@ class OmniGPUModelRunner(Upstream):
         result = super().sample_tokens(grammar_output)
         if state is None:
             return result
+        drafts = state.scheduler_output.scheduled_spec_decode_tokens
+        if drafts and isinstance(result, ModelRunnerOutput):
+            self._drop_rejected(drafts, result.sampled_token_ids)
         if self._capabilities.has_postprocess:
             self._postprocess(state.hidden_states)
         outputs, inter_stage = self._collect(state.hidden_states)
@@ -215,6 +218,13 @@ class OmniGPUModelRunner(Upstream):
         if isinstance(result, AsyncModelRunnerOutput):
             return OmniAsyncOutput(result, inter_stage, outputs, failed)
         return OmniModelRunnerOutput.wrap(result, inter_stage, outputs, failed)
+
+    def _drop_rejected(self, drafts: Mapping[str, list[int]], sampled: list[list[int]]) -> None:
+        """Cut rejected drafts off their rows: they are no positions of the request."""
+        for index, row in enumerate(self._rows):
+            drafted = len(drafts.get(row.req_id, ()))
+            if drafted and sampled[index]:
+                self._rows[index] = row._replace(span=row.span - drafted + len(sampled[index]) - 1)
 
     def _postprocess(self, hidden: torch.Tensor) -> None:
         """Call ``postprocess`` with the rows of positions it has not seen yet: a replay never moves state back."""

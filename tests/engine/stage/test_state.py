@@ -44,8 +44,7 @@ def test_state_survives_preemption(engine, oracle, prompt, rows, mode, budget):
     for seed, name in enumerate("abc"):
         stage.add(name, prompt(30, seed), 40, rows=rows(seed))
     kept = {}
-    while stage.engine.has_work():
-        stage.step()
+    for _ in stage.steps():
         for request in stage.scheduler.waiting:
             if request.num_output_tokens:
                 state = stage.runner.model_intermediate_buffer[request.request_id]
@@ -72,8 +71,7 @@ def test_postprocess_sees_each_position_once_and_in_order(engine, prompt, rows, 
     for seed, name in enumerate("abc"):
         stage.add(name, prompt(30, seed), 40, rows=rows(seed))
     seen = {}
-    while stage.engine.has_work():
-        stage.step()
+    for _ in stage.steps():
         for name, req_id in stage.ids.items():
             state = stage.runner.model_intermediate_buffer.get(req_id)
             if state and "seen" in state:
@@ -132,8 +130,7 @@ def test_rows_are_reordered_as_requests_leave(engine, oracle, prompt, rows, mode
     for seed, (name, count) in enumerate(counts.items()):
         stage.add(name, prompt(10 + 3 * seed, seed), count, rows=rows(seed))
     orders = []
-    while stage.engine.has_work():
-        stage.step()
+    for _ in stage.steps():
         orders.append([stage.names[row.req_id] for row in stage.engine.trace() if row.step == stage.runner._step])
     assert ["a", "b", "c", "d"] in orders
     assert any(order == ["d", "b", "c"] for order in orders)  # reordered: not the order of arrival
