@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -75,6 +76,7 @@ class Omni:
         deadline: float = 30.0,
     ) -> None:
         self._stages: list[Stage] = []
+        weakref.finalize(self, _close_all, self._stages)  # at the latest when the interpreter exits, while modules are whole
         self._driver: InlineDriver | None = None
         self._count = 0
         prepare_inline_process()
@@ -151,19 +153,13 @@ class Omni:
     def close(self) -> None:
         """Stop the engines; closing again does nothing."""
         self._driver = None
-        while self._stages:
-            with suppress(Exception):  # one engine that fails to stop must not keep the others
-                self._stages.pop().close()
+        _close_all(self._stages)
 
     def __enter__(self) -> Omni:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def __del__(self) -> None:
-        if getattr(self, "_stages", None):
-            self.close()
 
     def _warm_up(self, text: str | None) -> None:
         """Speak a text nobody hears: the first use of every kernel takes longest. What fails here fails again, and says so then."""
@@ -250,6 +246,12 @@ class _Answer:
             first_audio_seconds=self._first_audio,
             stages=stats,
         )
+
+
+def _close_all(stages: list[Stage]) -> None:
+    while stages:
+        with suppress(Exception):  # one engine that fails to stop must not keep the others
+            stages.pop().close()
 
 
 def start_stage(spec: StageSpec, overrides: Mapping[str, Any], record: bool) -> Stage:
