@@ -219,7 +219,7 @@ class _Answer:
         if stage == self._first:
             self._token_ids += output.new_token_ids
         if codes in output.multimodal:
-            self._codes.append(np.array(output.multimodal[codes], dtype=np.int64))
+            self._codes.append(np.asarray(output.multimodal[codes]).astype(np.int64))
         if stage == self._last and waveform in output.multimodal:
             try:
                 self._samples.push(output.multimodal[waveform])
