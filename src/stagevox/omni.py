@@ -230,7 +230,7 @@ class _Answer:
         timing = event.timing
         self.reason, self.error = event.finish_reason, event.error
         self._seconds = timing.finished_at - timing.arrived_at
-        if timing.first_output_at is not None:
+        if timing.first_output_at is not None and self._samples.num_samples:
             self._first_audio = timing.first_output_at - timing.arrived_at
 
     def result(self, stats: tuple[StageStats, ...]) -> OmniResult:

@@ -303,6 +303,13 @@ def test_close_goes_on_past_an_engine_that_can_not(fake_model):
     assert fake_model.stages["thinker"].closed
 
 
+def test_without_a_sample_there_is_no_first_one(omni, fake_model):
+    fake_model.stages["code2wav"].show = lambda rows: {WAVEFORM: []}
+    (result,) = omni.generate("abc")
+    assert result.finish_reason == "stop" and result.audio.size == 0
+    assert result.first_audio_seconds is None
+
+
 def test_one_that_is_forgotten_stops_its_engines(fake_model):
     one = Omni("fake")
     del one
