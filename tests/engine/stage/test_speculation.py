@@ -1,11 +1,15 @@
 """Synchronous n-gram speculation with hooks, without MTP (RT-8): same tokens, each position handed on once."""
 
+import itertools
+
 import pytest
 import torch
 
 pytestmark = [
     pytest.mark.covers("RT-8", "F04"),
-    pytest.mark.filterwarnings(r"ignore:\s*Encountered the use of a type that is scheduled for deprecation"),  # vLLM's n-gram kernel
+    pytest.mark.filterwarnings(
+        r"ignore:\s*Encountered the use of a type that is scheduled for deprecation"
+    ),  # vLLM's n-gram kernel
 ]
 
 SPECULATION = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
@@ -17,7 +21,7 @@ def drafts(stage, name):
     rows = stage.trace(name)
     return [
         (row.span, after.num_computed - row.num_computed)
-        for row, after in zip(rows, rows[1:], strict=False)
+        for row, after in itertools.pairwise(rows)
         if not row.is_prefill and row.span > 1
     ]
 
