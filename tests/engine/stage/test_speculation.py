@@ -6,7 +6,7 @@ import pytest
 import torch
 
 pytestmark = [
-    pytest.mark.covers("RT-8", "F04"),
+    pytest.mark.covers("RT-8"),
     pytest.mark.filterwarnings(
         r"ignore:\s*Encountered the use of a type that is scheduled for deprecation"
     ),  # vLLM's n-gram kernel
