@@ -76,7 +76,7 @@ class Omni:
         deadline: float = 30.0,
     ) -> None:
         self._stages: list[Stage] = []
-        weakref.finalize(self, _close_all, self._stages)  # for one that is dropped, or lives when Python ends
+        weakref.finalize(self, _close_all, self._stages)  # at the latest when the interpreter exits, while modules are whole
         self._driver: InlineDriver | None = None
         self._count = 0
         prepare_inline_process()
@@ -219,7 +219,7 @@ class _Answer:
         if stage == self._first:
             self._token_ids += output.new_token_ids
         if codes in output.multimodal:
-            self._codes.append(np.array(output.multimodal[codes], dtype=np.int64))
+            self._codes.append(np.asarray(output.multimodal[codes]).astype(np.int64))
         if stage == self._last and waveform in output.multimodal:
             try:
                 self._samples.push(output.multimodal[waveform])
@@ -230,7 +230,7 @@ class _Answer:
         timing = event.timing
         self.reason, self.error = event.finish_reason, event.error
         self._seconds = timing.finished_at - timing.arrived_at
-        if timing.first_output_at is not None:
+        if timing.first_output_at is not None and self._samples.num_samples:
             self._first_audio = timing.first_output_at - timing.arrived_at
 
     def result(self, stats: tuple[StageStats, ...]) -> OmniResult:

@@ -74,7 +74,6 @@ def test_one_that_waits_for_a_chunk_does_not_hold_up_another(stage):
     assert stage.named("slow", WAVEFORM).tolist() == samples(frames(6, 1))
 
 
-@pytest.mark.covers("F07")
 def test_chunks_that_arrive_together_are_all_consumed(stage):
     codes = frames(10)
     stage.add("a", None)
@@ -85,7 +84,6 @@ def test_chunks_that_arrive_together_are_all_consumed(stage):
     assert stage.finish["a"] == "stop"
 
 
-@pytest.mark.covers("F28")
 @pytest.mark.parametrize("before", [0, 5])
 def test_an_end_without_frames(stage, before):
     """With nothing at all to say, and after all has been said."""
@@ -134,7 +132,6 @@ def test_a_batch_of_unequal_spans(engine):
         assert stage.named(name, WAVEFORM).tolist() == samples(frames(length, seed))
 
 
-@pytest.mark.covers("F20")
 def test_more_requests_than_slots(stage):
     for seed in range(9):
         stage.add(f"r{seed}", None)
@@ -144,7 +141,7 @@ def test_more_requests_than_slots(stage):
         assert stage.named(f"r{seed}", WAVEFORM).tolist() == samples(frames(5 + seed, seed))
 
 
-@pytest.mark.covers("EX-16", "F11")
+@pytest.mark.covers("EX-16")
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
@@ -172,7 +169,7 @@ def test_an_error_is_the_guilty_ones_alone(stage, kind, reason, at):
     assert stage.named("again", WAVEFORM).tolist() == samples(frames(10, 1))
 
 
-@pytest.mark.covers("EX-16", "F11")
+@pytest.mark.covers("EX-16")
 @pytest.mark.parametrize("ahead", [0, 4])
 def test_a_chunk_the_adapter_cannot_read(stage, ahead):
     stage.add("bad", None)
@@ -197,7 +194,6 @@ def test_more_frames_than_the_context(stage):
     assert stage.named("long", WAVEFORM).tolist() == samples(frames(100))
 
 
-@pytest.mark.covers("F19")
 @pytest.mark.parametrize("when", ["registered", "delivered", "running", "parked"])
 def test_aborted(stage, when):
     stage.add("a", None)

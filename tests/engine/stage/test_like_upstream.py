@@ -97,7 +97,6 @@ def test_greedy_tokens_and_schedule(engine, oracle, stock, prompt, mode):
         assert stage.tokens[name] == oracle.say(prompt(length, seed), count).tokens
 
 
-@pytest.mark.covers("F38")
 @pytest.mark.parametrize("mode", MODES)
 def test_seeded_tokens_are_those_of_stock_whole_prompts(engine, stock, prompt, mode):
     """Stock vLLM can't run seeded chunked prompts on a CPU, nor replays in chunks; unchunked it can, and that is what it must be."""
@@ -108,7 +107,6 @@ def test_seeded_tokens_are_those_of_stock_whole_prompts(engine, stock, prompt, m
     assert stage.tokens == tokens
 
 
-@pytest.mark.covers("F38")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("sampling", [{}, SEEDED], ids=["greedy", "seeded"])
 def test_running_ahead_gives_the_same_tokens(engine, stock, prompt, mode, sampling):
@@ -129,7 +127,6 @@ def test_a_prefix_hit_changes_nothing(engine, oracle, prompt, async_scheduling):
     assert [stage.trace(name)[0].num_computed for name in ("first", "second")] == [0, 64]
 
 
-@pytest.mark.covers("F38")
 def test_a_seed_gives_the_same_tokens_alone_and_in_company(engine, prompt):
     stage = engine("Qwen2ForCausalLM")
     alone = {}

@@ -31,7 +31,6 @@ def test_the_salt_of_the_input_counts(engine, prompt, rows):
     assert [stage.trace(name)[0].num_computed for name in ("a", "b")] == [0, 64]
 
 
-@pytest.mark.covers("F08")
 def test_the_same_request_four_times(engine, oracle, prompt, rows):
     stage = engine("ToyMTP")
     said = oracle.say(prompt(65, 9), 20, rows=rows(5), mtp=True)

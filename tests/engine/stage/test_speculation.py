@@ -1,12 +1,12 @@
 """Synchronous n-gram speculation with hooks, without MTP (RT-8): same tokens, each position handed on once."""
 
-from itertools import pairwise
+import itertools
 
 import pytest
 import torch
 
 pytestmark = [
-    pytest.mark.covers("RT-8", "F04"),
+    pytest.mark.covers("RT-8"),
     pytest.mark.filterwarnings(
         r"ignore:\s*Encountered the use of a type that is scheduled for deprecation"
     ),  # vLLM's n-gram kernel
@@ -20,7 +20,9 @@ def drafts(stage, name):
     """Spans of more than one position past the prompt, as ``(span, positions that the step advanced by)``."""
     rows = stage.trace(name)
     return [
-        (row.span, after.num_computed - row.num_computed) for row, after in pairwise(rows) if not row.is_prefill and row.span > 1
+        (row.span, after.num_computed - row.num_computed)
+        for row, after in itertools.pairwise(rows)
+        if not row.is_prefill and row.span > 1
     ]
 
 

@@ -32,7 +32,7 @@ def test_a_second_execute_before_sampling_raises(engine, oracle, prompt, rows):
     assert stage.codes["a"] == oracle.say(prompt(20, 1), 8, rows=rows(1), mtp=True).codes
 
 
-@pytest.mark.covers("EX-3", "EX-7", "PC-14", "F02")
+@pytest.mark.covers("EX-3", "EX-7", "PC-14")
 @pytest.mark.parametrize("budget", [16, 128])
 @both
 def test_state_survives_preemption(engine, oracle, prompt, rows, mode, budget):
@@ -82,7 +82,7 @@ def test_postprocess_sees_each_position_once_and_in_order(engine, prompt, rows, 
         assert len(seen[name]) >= 30 + 39
 
 
-@pytest.mark.covers("EX-3", "F19")
+@pytest.mark.covers("EX-3")
 @both
 def test_state_is_dropped_at_every_kind_of_end(engine, prompt, rows, mode):
     stage = engine("ToyMTP", **mode)
@@ -99,7 +99,7 @@ def test_state_is_dropped_at_every_kind_of_end(engine, prompt, rows, mode):
     stage.assert_idle()
 
 
-@pytest.mark.covers("F14", "PC-14")
+@pytest.mark.covers("PC-14")
 @both
 def test_a_look_ahead_past_the_stop_leaves_nothing(engine, oracle, prompt, rows, mode):
     """Under async scheduling the step after the stop has been launched, MTP and all; its frame never comes out."""
@@ -139,7 +139,7 @@ def test_rows_are_reordered_as_requests_leave(engine, oracle, prompt, rows, mode
         assert (stage.tokens[name], stage.codes[name]) == (said.tokens, said.codes)
 
 
-@pytest.mark.covers("PC-12", "PC-8", "F05")
+@pytest.mark.covers("PC-12", "PC-8")
 @both
 def test_a_one_token_prompt_tail_next_to_decoding_requests(engine, oracle, prompt, rows, mode):
     """Prompt = n * budget + 1 while another decodes: the tail is prefill, without MTP; the decode row has its own."""

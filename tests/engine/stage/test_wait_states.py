@@ -64,7 +64,6 @@ def test_aborted_while_it_waits(stage, prompt, rows):
     assert (stage.tokens, stage.finish) == ({}, {})
 
 
-@pytest.mark.covers("F19")
 @pytest.mark.parametrize("after", [0, 1, 2, 5])
 def test_aborted_while_it_runs(stage, oracle, prompt, rows, after):
     stage.add("a", prompt(20, 1), 50, rows=rows(1))
@@ -79,7 +78,6 @@ def test_aborted_while_it_runs(stage, oracle, prompt, rows, after):
     assert stage.codes["b"] == said(oracle, prompt, rows, 2).codes
 
 
-@pytest.mark.covers("F19")
 def test_aborted_between_delivery_and_the_next_step(stage, prompt, rows):
     stage.add("a", None, 8)
     stage.deliver("a", ids=prompt(20, 1), payload={"rows": rows(1)})
@@ -96,7 +94,7 @@ def test_a_chunk_for_an_unknown_request_is_ignored(stage, oracle, prompt, rows):
     assert stage.tokens["a"] == said(oracle, prompt, rows, 1).tokens
 
 
-@pytest.mark.covers("EX-16", "F11")
+@pytest.mark.covers("EX-16")
 def test_an_adapter_that_raises_fails_only_that_request(stage, oracle, prompt, rows):
     stage.add("bad", None, 8)
     stage.add("good", None, 8)
@@ -107,7 +105,7 @@ def test_an_adapter_that_raises_fails_only_that_request(stage, oracle, prompt, r
     assert stage.tokens["good"] == said(oracle, prompt, rows, 1).tokens
 
 
-@pytest.mark.covers("EX-16", "F11")
+@pytest.mark.covers("EX-16")
 def test_an_adapter_that_raises_for_a_running_request(stage, oracle, prompt, rows):
     stage.add("bad", prompt(20, 1), 50, rows=rows(1))
     stage.add("good", prompt(20, 2), 8, rows=rows(2))
@@ -127,7 +125,6 @@ def test_an_input_longer_than_the_context_fails_by_name(stage, prompt, rows, cou
     assert stage.error["long"] == f"TextTooLongError: text: needs {count} positions in stage toy, which has 127"
 
 
-@pytest.mark.covers("F19")
 @pytest.mark.parametrize(
     ("ids", "sampling", "says"),
     [
@@ -142,7 +139,7 @@ def test_a_request_refused_at_once_is_not_kept(stage, ids, sampling, says):
     stage.assert_idle()
 
 
-@pytest.mark.covers("EX-16", "F11")
+@pytest.mark.covers("EX-16")
 @pytest.mark.parametrize("end", [False, True])
 def test_a_first_chunk_without_positions(stage, oracle, prompt, rows, end):
     """If more may come the request goes on waiting and keeps what it was given; if not it ends with an error, not the engine."""
