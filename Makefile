@@ -1,7 +1,7 @@
 # Needs Python 3.11, gcc and make. Everything else goes into .venv; nothing outside this folder is touched.
 PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3.11)
 RUN := .venv/bin/python
-TEXT ?= hello from stagevox
+TEXT ?= Hello! 12 + 30 = 42, see you on 4 July.
 
 # Packages are installed without bytecode; kept from writing it, every start would compile vLLM and torch again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -32,7 +32,8 @@ format: setup-dev  ## mend what check would complain of, as far as a tool can
 	$(RUN) -m ruff format .
 
 bench: setup  ## measure
-	$(RUN) -m stagevox.cli.main bench
+	$(RUN) -m stagevox.bench.step
+	$(RUN) -m stagevox.bench.say
 
 clean:  ## all that make made
 	rm -rf .venv .venv.lock build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -59,7 +60,7 @@ class Omni:
     """A model, loaded: its stages' engines live in this process until :meth:`close`.
 
     ``model`` is a packaged model's name, a checkpoint folder, or a :class:`~stagevox.config.blueprint.Blueprint`.
-    ``stage_overrides`` maps a stage to vLLM engine arguments. ``record_trace`` keeps the step log for :meth:`trace`.
+    ``stage_overrides`` maps a stage to vLLM engine arguments. ``record_trace`` keeps the step log for :meth:`trace`, its newest rows.
     ``deadline`` is how many seconds a stage may wait for its input before the request fails. Not thread-safe.
 
     Raises:
@@ -71,10 +72,11 @@ class Omni:
         model: str | Blueprint = "mini",
         stage_overrides: Mapping[str, Mapping[str, Any]] | None = None,
         *,
-        record_trace: bool = False,
+        record_trace: bool = True,
         deadline: float = 30.0,
     ) -> None:
         self._stages: list[Stage] = []
+        weakref.finalize(self, _close_all, self._stages)  # at the latest when the interpreter exits, while modules are whole
         self._driver: InlineDriver | None = None
         self._count = 0
         prepare_inline_process()
@@ -92,6 +94,7 @@ class Omni:
             self.close()
             raise
         self._driver = InlineDriver(self._stages, orchestrator, LocalConnector())
+        self._warm_up(self._blueprint.topology.warm_up)
 
     @property
     def sample_rate(self) -> int:
@@ -150,9 +153,7 @@ class Omni:
     def close(self) -> None:
         """Stop the engines; closing again does nothing."""
         self._driver = None
-        while self._stages:
-            with suppress(Exception):  # one engine that fails to stop must not keep the others
-                self._stages.pop().close()
+        _close_all(self._stages)
 
     def __enter__(self) -> Omni:
         return self
@@ -160,9 +161,13 @@ class Omni:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        if getattr(self, "_stages", None):
-            self.close()
+    def _warm_up(self, text: str | None) -> None:
+        """Speak a text nobody hears: the first use of every kernel takes longest. What fails here fails again, and says so then."""
+        if text is None:
+            return
+        self.generate(text)
+        for stage in self._stages:
+            stage.clear_trace()
 
     def _open(self) -> InlineDriver:
         if self._driver is None:
@@ -214,7 +219,7 @@ class _Answer:
         if stage == self._first:
             self._token_ids += output.new_token_ids
         if codes in output.multimodal:
-            self._codes.append(np.array(output.multimodal[codes], dtype=np.int64))
+            self._codes.append(np.asarray(output.multimodal[codes]).astype(np.int64))
         if stage == self._last and waveform in output.multimodal:
             try:
                 self._samples.push(output.multimodal[waveform])
@@ -225,7 +230,7 @@ class _Answer:
         timing = event.timing
         self.reason, self.error = event.finish_reason, event.error
         self._seconds = timing.finished_at - timing.arrived_at
-        if timing.first_output_at is not None:
+        if timing.first_output_at is not None and self._samples.num_samples:
             self._first_audio = timing.first_output_at - timing.arrived_at
 
     def result(self, stats: tuple[StageStats, ...]) -> OmniResult:
@@ -241,6 +246,12 @@ class _Answer:
             first_audio_seconds=self._first_audio,
             stages=stats,
         )
+
+
+def _close_all(stages: list[Stage]) -> None:
+    while stages:
+        with suppress(Exception):  # one engine that fails to stop must not keep the others
+            stages.pop().close()
 
 
 def start_stage(spec: StageSpec, overrides: Mapping[str, Any], record: bool) -> Stage:

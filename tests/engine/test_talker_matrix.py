@@ -11,6 +11,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from mini_reference import TinyOmni
+
 from support.margins import least_margin
 from support.talker_stage import PROMPT_LEN, cases, speak, talker_engine
 

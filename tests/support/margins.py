@@ -9,7 +9,7 @@ import torch.nn.functional as F
 def least_margin(oracle, text: str, codes: torch.Tensor) -> float:
     """The least top1-top2 logit gap over all greedy choices, all groups, that led to ``codes [frames, Q]``."""
     ids = oracle.tokenize(text)
-    inputs = torch.cat([oracle.prompt(ids), oracle.step_inputs(ids, codes, 0)])
+    inputs = torch.cat([oracle.prompt(ids), *([oracle.step_inputs(ids, codes, 0)] if len(codes) else [])])
     hidden = oracle.talker(inputs, oracle.new_kv())[oracle.P + 1 :]
     gaps: list[float] = []
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +13,6 @@ import torch
 
 from stagevox.contract import CODES
 from stagevox.models.registry import resolve_topology
-
 from stagevox.stage.engine import StageEngine
 from stagevox.stage.payload import StageRequest, StepRow
 
@@ -65,7 +66,12 @@ def speak(
 
 def cases(trace: Sequence[StepRow]) -> set[str]:
     """Which of the hard cases a step log shows."""
-    found: set[str] = set()
+    return set(count_cases(trace))
+
+
+def count_cases(trace: Sequence[StepRow]) -> Counter[str]:
+    """How often a step log shows each of the hard cases; ``replay`` counts spans."""
+    found: Counter[str] = Counter()
     steps: dict[int, list[StepRow]] = {}
     replaying: set[str] = set()
     for row in trace:
@@ -75,22 +81,22 @@ def cases(trace: Sequence[StepRow]) -> set[str]:
             replaying.add(row.req_id)
         is_replay = row.req_id in replaying
         if row.is_prefill and not is_replay and row.num_computed > 0:
-            found.add("offset_chunk")
+            found["offset_chunk"] += 1
             if row.span == 1 and end == row.prompt_len:
-                found.add("one_token_tail")
+                found["one_token_tail"] += 1
         if is_replay:
-            found.add("replay")
+            found["replay"] += 1
             if row.num_computed < row.prompt_len < end:
-                found.add("boundary_replay")
+                found["boundary_replay"] += 1
             if row.num_computed >= row.prompt_len and end < row.num_known:
-                found.add("replay_past_prompt")
+                found["replay_past_prompt"] += 1
                 if row.span == 1:
-                    found.add("one_token_replay_tail")
+                    found["one_token_replay_tail"] += 1
             if end == row.num_known:
                 replaying.discard(row.req_id)
     ordered = [[row.req_id for row in rows] for _, rows in sorted(steps.items())]
-    for before, after in zip(ordered, ordered[1:], strict=False):
+    for before, after in itertools.pairwise(ordered):
         stayed = [req_id for req_id in before if req_id in after]
         if len(before) > len(after) and stayed != [req_id for req_id in after if req_id in before]:
-            found.add("reorder")
+            found["reorder"] += 1
     return found

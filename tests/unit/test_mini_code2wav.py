@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import random
-import runpy
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from mini_reference import TinyOmni
 from safetensors.torch import load_file
 
 from stagevox.contract import NUM_COMPUTED_TOKENS, SAMPLE_RATE, WAVEFORM
 from stagevox.errors import CheckpointError, ContractError, MissingStateError
 from stagevox.models.mini.code2wav import MiniCode2Wav, Span
 from stagevox.models.mini.config import MiniCode2WavConfig
+from stagevox.models.mini.pieces import WEIGHTS as packaged
 
-ROOT = Path(__file__).parents[2]
-WEIGHTS = ROOT / "src/stagevox/models/mini/weights/code2wav"
+WEIGHTS = packaged / "code2wav"
 TOLERANCE = 1e-5
 SAMPLES = 640
 
 
 @pytest.fixture(scope="module")
 def oracle():
-    return runpy.run_path(str(ROOT / "tests/oracles/mini_reference.py"))["TinyOmni"]()
+    return TinyOmni()
 
 
 def _model() -> MiniCode2Wav:
@@ -173,3 +172,10 @@ def test_a_checkpoint_that_does_not_fit_is_refused_by_key(fault):
     fresh = MiniCode2Wav(vllm_config=SimpleNamespace(model_config=SimpleNamespace(hf_config=config)))
     with pytest.raises(CheckpointError, match=key.replace(".", r"\.")):
         fresh.load_weights(tensors.items())
+
+
+@pytest.mark.parametrize("changed", [{"left_context_codes": 14}, {"delay_samples": 600}, {"upsample": 5}], ids=str)
+def test_a_config_that_cannot_be_right_is_refused(changed):
+    config = MiniCode2WavConfig.from_pretrained(WEIGHTS, **changed)
+    with pytest.raises(CheckpointError, match="code2wav"):
+        MiniCode2Wav(vllm_config=SimpleNamespace(model_config=SimpleNamespace(hf_config=config)))

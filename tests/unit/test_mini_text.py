@@ -208,8 +208,9 @@ def test_ordinal_suffixes() -> None:
 
 def test_held_out_file_is_disjoint_from_training(tokenizer: ThinkerTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(GRAMMAR), *sys.path])
-    import data
     import grammar
+
+    import data
 
     rows = [json.loads(line) for line in (DATA / "thinker_heldout.jsonl").read_text(encoding="utf-8").splitlines()]
     texts = {normalise(row["text"]) for row in rows}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import signal
@@ -302,8 +303,37 @@ def test_close_goes_on_past_an_engine_that_can_not(fake_model):
     assert fake_model.stages["thinker"].closed
 
 
-def test_a_half_made_one_can_be_collected():
-    Omni.__new__(Omni).__del__()
+def test_without_a_sample_there_is_no_first_one(omni, fake_model):
+    fake_model.stages["code2wav"].show = lambda rows: {WAVEFORM: []}
+    (result,) = omni.generate("abc")
+    assert result.finish_reason == "stop" and result.audio.size == 0
+    assert result.first_audio_seconds is None
+
+
+def test_one_that_is_forgotten_stops_its_engines(fake_model):
+    one = Omni("fake")
+    del one
+    gc.collect()
+    assert all(stage.closed for stage in fake_model.stages.values())
+
+
+def test_one_that_is_left_open_stops_its_engines_at_exit():
+    code = """
+import pytest, conftest
+from stagevox.omni import Omni
+model = conftest.make_fake_model(pytest.MonkeyPatch())
+for stage in model.stages.values():
+    stage.close = lambda name=stage.name: print(name, "closed")
+one = Omni("fake")
+one.itself = one  # collected last, by when half of the modules are gone
+print("exit")
+"""
+    path = os.pathsep.join([with_src()["PYTHONPATH"], os.path.dirname(__file__)])
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, timeout=60
+    )
+    assert done.stdout.split("\n") == ["exit", "code2wav closed", "talker closed", "thinker closed", ""], done.stderr
+    assert done.stderr == ""
 
 
 def test_events_are_shown_as_they_come(omni):

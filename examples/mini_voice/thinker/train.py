@@ -23,10 +23,11 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from atoms import words
-from data import PROMPTS, TOKENIZER, Example, build, examples, exhaustive, held_out, held_out_set, word_strings
 from model import Shape, Thinker
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+from data import PROMPTS, TOKENIZER, Example, build, examples, exhaustive, held_out, held_out_set, word_strings
 
 GUIDED_LAYER = 1
 

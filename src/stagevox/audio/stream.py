@@ -25,7 +25,7 @@ class SampleStream:
         Raises:
             ValueError: not one-dimensional, or not finite.
         """
-        chunk = np.array(samples, dtype=np.float32)
+        chunk = np.asarray(samples).astype(np.float32)
         if chunk.ndim != 1:
             raise ValueError(f"samples have shape {list(chunk.shape)}, expected [samples]")
         if not np.isfinite(chunk).all():

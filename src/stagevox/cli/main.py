@@ -21,8 +21,6 @@ from . import say
 COMMANDS = (say,)
 INTERRUPTED = 130
 BROKEN_PIPE = 141
-GRACE = 1.5
-"""Seconds between an interrupt and the end of the process, whatever it is doing."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -32,10 +30,23 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code."""
+    """Run a command and return its exit code.
+
+    Without ``argv`` it is this process's own command line, and the process ends here: engines take seconds to shut down in
+    order, and the end of the process frees the same.
+    """
     _catch_signals()
+    args = _parser().parse_args(argv)
+    code = _run(args)
+    if argv is None:
+        os._exit(code)
+    return code
+
+
+def _run(args: argparse.Namespace) -> int:
+    """Run the command; errors become a line and a code."""
     try:
-        code = _run(_parser().parse_args(argv))
+        code: int = args.run(args)
         sys.stdout.flush()
         return code
     except (BadRequestError, ConfigError) as error:
@@ -48,13 +59,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Nobody reads on; what Python would flush at its end has nowhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
-    except KeyboardInterrupt:
-        os._exit(INTERRUPTED)  # engines may be half built or in a step: their clean-up is not worth waiting for
-
-
-def _run(args: argparse.Namespace) -> int:
-    code: int = args.run(args)
-    return code
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -74,7 +78,7 @@ def _version() -> str:
 
 
 def _complain(error: StagevoxError) -> None:
-    print(f"stagevox: error: {_one_line(str(error))}", file=sys.stderr)
+    print(f"stagevox: error: {_one_line(str(error))}", file=sys.stderr, flush=True)
 
 
 def _one_line(message: str) -> str:
@@ -82,18 +86,16 @@ def _one_line(message: str) -> str:
 
 
 def _catch_signals() -> None:
-    """End within :data:`GRACE` on Ctrl-C or SIGTERM, even where the exception is swallowed or can't be raised yet."""
-    if threading.current_thread() is not threading.main_thread():
-        return
+    """End at once on Ctrl-C or SIGTERM, instead of unwinding through engines that take seconds to shut down."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, _stop)
+        signal.signal(signal.SIGTERM, _stop)
 
-    def stop(signum: int, frame: Any) -> None:
-        timer = threading.Timer(GRACE, os._exit, (INTERRUPTED,))
-        timer.daemon = True
-        timer.start()
-        raise KeyboardInterrupt
 
-    signal.signal(signal.SIGINT, stop)
-    signal.signal(signal.SIGTERM, stop)
+def _stop(signum: int, frame: Any) -> None:
+    if sys.stderr.isatty():
+        os.write(2, b"\n")  # the progress bar's line is not finished
+    os._exit(INTERRUPTED)
 
 
 if __name__ == "__main__":

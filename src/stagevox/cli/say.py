@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import math
 import os
+import signal
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
@@ -56,15 +59,17 @@ def run(args: argparse.Namespace) -> int:
 
     check_vllm_version()
     prepare_inline_process()
+    _hush()
     from stagevox.audio.wav import check_writable, wav_bytes, write_whole
     from stagevox.config.blueprint import Blueprint
 
     prompt = {"text": _text(args.text), "voice": args.voice}
     sampling = {"seed": _seed(args.seed), "temperature": _temperature(args.temperature)}
     output, trace = Path(args.output), Path(args.trace) if args.trace is not None else None
-    check_writable("output", output)
-    if trace is not None:
-        check_writable("trace", trace)
+    with _uninterrupted():
+        check_writable("output", output)
+        if trace is not None:
+            check_writable("trace", trace)
     with _only_ours_on_stdout() as stdout:
         blueprint = Blueprint.of(args.model, _overrides(args.stage_overrides))
         blueprint.admit("check", prompt, sampling)
@@ -72,13 +77,14 @@ def run(args: argparse.Namespace) -> int:
 
         from stagevox.omni import Omni
 
-        with Omni(blueprint, record_trace=trace is not None) as omni:
-            with _progress() as show:
-                (result,) = omni.generate(prompt, sampling, on_event=show)
-            if result.error is not None:
-                raise result.error
+        args.omni = omni = Omni(blueprint, record_trace=trace is not None)  # lives as long as args: see main
+        with _progress() as show:
+            (result,) = omni.generate(prompt, sampling, on_event=show)
+        if result.error is not None:
+            raise result.error
+        steps = {stage: [row._asdict() for row in rows] for stage, rows in omni.trace().items()}
+        with _uninterrupted():
             if trace is not None:
-                steps = {stage: [row._asdict() for row in rows] for stage, rows in omni.trace().items()}
                 write_whole(trace, json.dumps({"stages": steps}).encode())
             write_whole(output, wav_bytes(result.audio, result.sample_rate))
         report = make_report(result, output)
@@ -154,6 +160,23 @@ def _overrides(given: str | None) -> Any:
         return json.loads(given)
     except (ValueError, RecursionError) as error:
         raise ConfigError("stage_overrides", f"not JSON: {error}") from None
+
+
+def _hush() -> None:
+    """Keep what libraries tell their developers at import off the terminal."""
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"vllm\.")
+    logging.getLogger("torch._library.triton").setLevel(logging.ERROR)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Hold back Ctrl-C and SIGTERM while a file is written: an interrupt leaves it whole or absent, and no temporary one."""
+    held = {signal.SIGINT, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, held)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, held)
 
 
 @contextmanager

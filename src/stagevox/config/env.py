@@ -6,8 +6,8 @@ An operator's own values win.
     torch reads it once, when it is imported. Small models on few cores spend more time handing work to threads than doing it.
 ``VLLM_ENABLE_V1_MULTIPROCESSING=0``
     The engines live in this process, where a driver steps them.
-``VLLM_LOGGING_LEVEL=ERROR``
-    vLLM tells of every start at length; ``INFO`` brings that back.
+``VLLM_LOGGING_LEVEL=ERROR``, ``TORCH_CPP_LOG_LEVEL=ERROR``
+    vLLM and torch tell of every start at length; ``INFO`` brings that back.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ INLINE_DEFAULTS = {
     "OMP_NUM_THREADS": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
 }
 
 

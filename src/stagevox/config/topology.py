@@ -71,3 +71,5 @@ class Topology:
     front_end: str
     """``module:Class`` of the :class:`FrontEnd`; made with the topology's ``checkpoint`` folder."""
     checkpoint: Path
+    warm_up: str | None = None
+    """A text to speak once at load, so that no caller's request pays for the first use of every kernel."""

@@ -12,12 +12,8 @@ from typing import Any
 class Chunk:
     """One piece of a request's stage output, on its way to the next stage.
 
-    <<<<<<< HEAD
-        ``seq`` counts a request's chunks on one edge from 0; the chunk with ``end`` is the last one.
-        A chunk of N merged rows is N rows.
-    =======
-        ``seq`` counts a request's chunks on one edge from 0; the chunk with ``end`` is the last one. N merged rows are N rows.
-    >>>>>>> main
+    ``seq`` counts a request's chunks on one edge from 0; the chunk with ``end`` is the last one. N merged rows are N rows.
+    ``data`` is what the stage's chunk processor and the next stage's input adapter agreed on; the road doesn't look inside.
     """
 
     req_id: str

@@ -1,7 +1,7 @@
 """What a model author imports: the phase contract between runner and model. Needs torch, nothing else."""
 
 from .capability import Capabilities, StageExecutionType
-from .checks import check_batch, check_mtp, check_mtp_inputs, check_row
+from .checks import check_batch, check_mtp, check_mtp_inputs, check_output, check_row, check_update
 from .hooks import (
     MTP_INPUTS,
     BatchResult,
@@ -45,6 +45,8 @@ __all__ = [
     "check_batch",
     "check_mtp",
     "check_mtp_inputs",
+    "check_output",
     "check_row",
+    "check_update",
     "merge_update",
 ]

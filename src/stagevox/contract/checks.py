@@ -12,7 +12,8 @@ import torch
 
 from stagevox.errors import HookCountError, HookShapeError
 
-from .hooks import BatchResult, MTPBatchResult, RowResult
+from .hooks import BatchResult, MTPBatchResult, RowResult, Update
+from .outputs import OmniOutput
 
 
 def _rows(hook: str, what: str, tensor: Any, rows: int, width: int | None) -> None:
@@ -42,9 +43,14 @@ def check_row(result: Any, span: int, hidden_size: int) -> RowResult:
     ids, embeds, update = result
     _rows(hook, "input_ids", ids, span, None)
     _rows(hook, "input_embeds", embeds, span, hidden_size)
+    return ids, embeds, check_update(hook, update)
+
+
+def check_update(hook: str, update: Any) -> Update:
+    """Check a single update, such as ``postprocess`` returns."""
     if not isinstance(update, Mapping):
         raise HookShapeError(hook, f"update is a {type(update).__name__}, not a mapping")
-    return ids, embeds, update
+    return update
 
 
 def check_batch(result: Any, requests: int, hidden_size: int, *, mtp: bool) -> BatchResult | MTPBatchResult:
@@ -89,3 +95,16 @@ def check_mtp_inputs(value: Any, hidden_size: int) -> tuple[torch.Tensor, torch.
     _rows(hook, "mtp_inputs[0] (last_hidden)", last_hidden, 1, hidden_size)
     _rows(hook, "mtp_inputs[1] (text_step)", text_step, 1, hidden_size)
     return last_hidden, text_step
+
+
+def check_output(result: Any, num_tokens: int) -> OmniOutput:
+    """Check what ``make_omni_output`` returned for a step of ``num_tokens`` rows; rows past them are padding."""
+    hook = "make_omni_output"
+    if not isinstance(result, OmniOutput):
+        raise HookShapeError(hook, f"returned a {type(result).__name__}, not an OmniOutput")
+    hidden = result.text_hidden_states
+    if not isinstance(hidden, torch.Tensor) or hidden.dim() != 2:
+        raise HookShapeError(hook, "text_hidden_states is not a tensor [num_tokens, H]")
+    if hidden.shape[0] < num_tokens:
+        raise HookCountError(hook, "rows of text_hidden_states", num_tokens, hidden.shape[0])
+    return result

@@ -39,16 +39,19 @@ class Preprocess(Protocol):
     def preprocess(self, input_ids: torch.Tensor, input_embeds: torch.Tensor, **info: Any) -> RowResult:
         """Condition one span.
 
-        ``input_ids [span]`` and ``input_embeds [span, H]`` are the span's rows; ``info`` is the request's state and the
-        phase fields of :mod:`stagevox.contract.phase`. What conditions position ``p`` must be a pure function
-        of the request and ``p``: the same position is asked for again after a preemption.
+        ``input_ids [span]`` are the span's token ids, ``input_embeds [span, H]`` what the model's ``embed_input_ids`` made of
+        them; ``info`` is the request's state and, over it, the phase fields of :mod:`stagevox.contract.phase`. What conditions
+        position ``p`` must be a pure function of the request and ``p``: the same position is asked for again after a preemption.
         """
         ...
 
 
 @runtime_checkable
 class PreprocessDecodeBatch(Protocol):
-    """Conditions all single-position decode rows that stand side by side in one call."""
+    """Conditions several single-position decode rows in one call. Needs ``has_preprocess = True``.
+
+    Without ``talker_mtp`` a call gets rows that stand side by side in the step; with it, all decode rows of the step.
+    """
 
     def preprocess_decode_batch(
         self, *, input_ids: torch.Tensor, req_infos: Sequence[Mapping[str, Any]]
@@ -86,7 +89,10 @@ class Postprocess(Protocol):
     """Keeps what the next step needs (EX-7). Needs ``has_postprocess = True``."""
 
     def postprocess(self, hidden: torch.Tensor, **info: Any) -> Update:
-        """``hidden [span, H]`` of one request; returns an update. Never called for positions it has already seen."""
+        """``hidden [n, H]``: a request's rows of this step that it has not seen yet; ``info`` places the first of them.
+
+        Called for prompt chunks too, and never twice for one position: in a replay ``n`` is less than the span, or there is no call.
+        """
         ...
 
 
@@ -95,5 +101,10 @@ class MakeOmniOutput(Protocol):
     """Splits what ``forward`` returned into text hidden states and multimodal outputs."""
 
     def make_omni_output(self, model_outputs: Any, **kwargs: Any) -> OmniOutput:
-        """``kwargs`` holds ``model_intermediate_buffer`` (a state a request) and ``request_token_spans`` in batch order."""
+        """``model_outputs`` is what ``forward`` returned.
+
+        ``kwargs`` holds ``model_intermediate_buffer`` (a state a request, without phase fields) and ``request_token_spans``
+        (``[start, end)`` a request on the token axis), both in the order of the input batch. If it raises, every request of the
+        step fails: nobody can tell whose rows are right.
+        """
         ...

@@ -21,8 +21,8 @@ class OmniOutput(NamedTuple):
     """All that one forward produced.
 
     ``text_hidden_states [num_tokens, H]`` serves logits and sampling. ``multimodal_outputs`` maps a name to a tensor whose first
-    axis is the token axis, or to one value a request, in the order of the input batch. ``intermediate_tensors`` and
-    ``next_token_ids [num_requests]`` are optional.
+    axis is the token axis, or to a list of one value a request, in the order of the input batch; a request gets its share in
+    steps that sample it. ``intermediate_tensors`` and ``next_token_ids [num_requests]`` are optional; no runner reads them yet.
     """
 
     text_hidden_states: torch.Tensor

@@ -1,8 +1,9 @@
 """The driver that steps all stages in one process and one thread: tests, laptops, the offline front door.
 
-A round steps every stage that has work once, upstream first, so no stage starves another and a chunk is taken up in the
-round that made it: that gives the earliest first sound, and costs nothing in throughput, as every stage still steps
-once a round. A stage is touched in :meth:`InlineDriver._step_stage` only.
+A round steps every stage that has work once, so no stage starves another. Upstream goes first: a chunk is taken up in the
+round that made it. Downstream first gave the same throughput and a later first sound (22 against 24 ms alone).
+
+Stages don't step in threads side by side: vLLM keeps the forward context of a step in a module global.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ from .stage import Stage
 
 IDLE_SLICE = 0.05
 """Longest sleep, in seconds, while requests wait and no stage has work."""
+
+LAST_ROUNDS = 4
+"""Most rounds after the last request has ended, in which engines drop what they held for it."""
 
 
 class InlineDriver:
@@ -112,6 +116,10 @@ class InlineDriver:
                     each_round()
                 yield from self.step()
                 self._idle()
+            for _ in range(LAST_ROUNDS):
+                self.step()
+                if not self._worked:
+                    break
 
     @contextmanager
     def cleared_on_error(self) -> Iterator[None]:
@@ -155,7 +163,7 @@ class InlineDriver:
     def _count(self, name: str, outputs: list[StageOutput], seconds: float) -> None:
         stats = self._stats[name]
         stats.steps += 1
-        stats.tokens += sum(len(output.new_token_ids) for output in outputs)
+        stats.tokens += sum(len(output.new_token_ids) + output.positions for output in outputs)
         stats.seconds += seconds
 
     def _idle(self) -> None:
@@ -172,6 +180,8 @@ class InlineDriver:
     def _carry_out(self, commands: list[Command]) -> None:
         for command in commands:
             match command:
+                case EmitOutput():  # first: there is one for every output of every step
+                    self._events.append(command)
                 case AddToStage(name, request):
                     self._hand_over(request.req_id, self._stages[name].add, request)
                 case ForwardChunk(name, chunk):
@@ -180,8 +190,6 @@ class InlineDriver:
                     self._abort(name, req_ids)
                 case FinishRequest(req_id):
                     self._connector.drop(req_id)
-                    self._events.append(command)
-                case EmitOutput():
                     self._events.append(command)
 
     def _hand_over(self, req_id: str, call: Callable[..., None], *args: object) -> None:

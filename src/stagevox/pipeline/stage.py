@@ -38,6 +38,10 @@ class Stage(Protocol):
         """The step log so far; empty unless recording was asked for."""
         ...
 
+    def clear_trace(self) -> None:
+        """Forget the step log so far, and count steps from 0 again."""
+        ...
+
     @property
     def num_requests(self) -> int:
         """Requests held here, waiting ones included; 0 when idle."""

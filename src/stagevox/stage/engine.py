@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import json
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,12 +22,15 @@ from vllm.v1.request import Request
 from stagevox.config.topology import StageSpec
 from stagevox.connectors.base import Chunk
 from stagevox.contract import Capabilities, StageExecutionType
-from stagevox.errors import CapabilityError
+from stagevox.errors import CapabilityError, CheckpointError
 
 from .engine_args import check_engine_args
 from .payload import StageInput, StageOutput, StageRequest, StepRow
 from .plugin import register
 from .wire import StageSettings
+
+# Engines of this process. vLLM's shutdown destroys the process groups that all of them share: only the last one may call it.
+_open: set[StageEngine] = set()
 
 
 class StageEngine:
@@ -42,6 +45,7 @@ class StageEngine:
             self._core = EngineCore(config, Executor.get_class(config), log_stats=False)
         except ValueError as error:  # such as a KV pool too small for one request
             raise CapabilityError(spec.name, first_reason(error)) from error
+        _open.add(self)
         self._scheduler: Any = self._core.scheduler
         self._scheduler.make_request = self._make_request
         self._max_model_len = config.model_config.max_model_len
@@ -74,6 +78,10 @@ class StageEngine:
         log: list[StepRow] = self._core.collective_rpc("omni_step_log")[0]
         return log
 
+    def clear_trace(self) -> None:
+        """Forget the step log so far, and count steps from 0 again."""
+        self._core.collective_rpc("omni_clear_step_log")
+
     @property
     def num_requests(self) -> int:
         """Requests held here, waiting ones included."""
@@ -85,8 +93,15 @@ class StageEngine:
         return size
 
     def close(self) -> None:
-        """Stop the engine."""
-        self._core.shutdown()
+        """Stop the engine; closing it again does nothing."""
+        if self not in _open:
+            return
+        _open.discard(self)
+        if _open:
+            self._core.model_executor.shutdown()
+            self._core.scheduler.shutdown()
+        else:
+            self._core.shutdown()
 
     def _make_request(self, request: StageRequest, given: StageInput) -> Request:
         fields = {**self._spec.sampling, **request.sampling, **given.sampling}
@@ -111,13 +126,15 @@ class StageEngine:
 def sampling_params(fields: Mapping[str, Any], constraints: Mapping[str, Any], room: int) -> SamplingParams:
     """The client's parameters with the model's constraints laid over them.
 
-    Lists such as ``stop_token_ids`` are joined, ``max_tokens`` never exceeds the ``room`` that the context leaves.
+    Lists such as ``stop_token_ids`` are joined; ``max_tokens`` is the least of the client's, the model's and the ``room`` that
+    the context leaves.
     """
     merged = dict(fields)
     for key, value in constraints.items():
         old = merged.get(key)
         merged[key] = [*old, *(item for item in value if item not in old)] if isinstance(value, list) and old else value
-    merged["max_tokens"] = min(merged.get("max_tokens") or room, room)
+    caps = [fields.get("max_tokens"), constraints.get("max_tokens"), room]
+    merged["max_tokens"] = min(cap for cap in caps if cap is not None)
     merged.setdefault("detokenize", False)
     return SamplingParams(**merged)
 
@@ -129,12 +146,15 @@ def make_config(spec: StageSpec, overrides: Mapping[str, Any], *, record: bool =
     check_engine_args(spec.name, overrides)
     register()
     load_general_plugins()
+    capabilities = Capabilities.of(_import_model_class(spec))
     cpu = current_platform.is_cpu()
     arguments = {**spec.engine_args, **overrides}
     generation = spec.execution_type is StageExecutionType.GENERATION
     async_scheduling = bool(arguments.pop("async_scheduling", not (cpu or generation)))
     if generation and async_scheduling:
         raise CapabilityError(f"{spec.name}.async_scheduling", "a generation stage has no sampler to run ahead of", ["false"])
+    if arguments.get("speculative_config") is not None:
+        _refuse_speculation(f"{spec.name}.speculative_config", capabilities, ahead=async_scheduling and cpu)
     settings = StageSettings(
         name=spec.name,
         execution_type=spec.execution_type,
@@ -142,6 +162,7 @@ def make_config(spec: StageSpec, overrides: Mapping[str, Any], *, record: bool =
         record=record,
         chunk_processor=spec.chunk_processor,
         input_adapter=spec.input_adapter,
+        has_talker_mtp=capabilities.has_talker_mtp,
     )
     args = EngineArgs(
         model=str(spec.checkpoint),
@@ -150,17 +171,30 @@ def make_config(spec: StageSpec, overrides: Mapping[str, Any], *, record: bool =
         scheduler_cls=_scheduler_class(spec.execution_type, async_scheduling),
         distributed_executor_backend="vllm.v1.executor.uniproc_executor.UniProcExecutor",
         additional_config=settings.to_config(),
-        **arguments,
+        **{"use_tqdm_on_load": False, **arguments},
     )
     try:
-        config = args.create_engine_config()
+        return args.create_engine_config()
     except (ValueError, TypeError) as error:  # pydantic's ValidationError is a ValueError
         raise CapabilityError(spec.name, first_reason(error)) from error
-    model_class, _ = ModelRegistry.resolve_model_cls(config.model_config.architectures, model_config=config.model_config)
-    capabilities = Capabilities.of(model_class)
-    _refuse(spec.name, config, capabilities, async_scheduling=async_scheduling, cpu=cpu)
-    config.additional_config = dataclasses.replace(settings, has_talker_mtp=capabilities.has_talker_mtp).to_config()
-    return config
+
+
+def _import_model_class(spec: StageSpec) -> type:
+    """Import the checkpoint's model class now; raises :class:`CheckpointError` if there is none.
+
+    It is needed here anyway, and vLLM looks at a class that it has not imported yet in a process of its own, for seconds.
+    """
+    config = spec.checkpoint / "config.json"
+    names = json.loads(config.read_text(encoding="utf-8")).get("architectures") or []
+    for name in names:
+        registered = ModelRegistry.models.get(name)
+        if registered is None:
+            continue
+        model_class: type = registered.load_model_cls()
+        if not hasattr(registered, "model_cls"):
+            ModelRegistry.register_model(name, model_class)
+        return model_class
+    raise CheckpointError(spec.name, f"{config}: no known architecture in {names}")
 
 
 def first_reason(error: Exception) -> str:
@@ -178,12 +212,9 @@ def _scheduler_class(execution_type: StageExecutionType, async_scheduling: bool)
     return "stagevox.stage.scheduler." + ("OmniAsyncARScheduler" if async_scheduling else "OmniARScheduler")
 
 
-def _refuse(name: str, config: VllmConfig, capabilities: Capabilities, *, async_scheduling: bool, cpu: bool) -> None:
-    """Settings that exclude each other (RT-8)."""
-    if config.speculative_config is None:
-        return
-    field = f"{name}.speculative_config"
+def _refuse_speculation(field: str, capabilities: Capabilities, *, ahead: bool) -> None:
+    """Models that can't be verified several positions at a time; ``ahead``: scheduling runs ahead of the CPU (RT-8)."""
     if capabilities.has_talker_mtp:
         raise CapabilityError(field, "verify positions lack the hidden state that runner-managed MTP needs", ["null"])
-    if async_scheduling and cpu and (capabilities.has_preprocess or capabilities.has_postprocess):
+    if ahead and (capabilities.has_preprocess or capabilities.has_postprocess):
         raise CapabilityError(field, "hooks with speculation need synchronous scheduling on a CPU", ["async_scheduling=false"])

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from vllm.forward_context import set_forward_context
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
@@ -84,15 +83,15 @@ class OmniGenerationModelRunner(OmniGPUModelRunner):
         num_tokens = rows[-1].end
         states = [{**self.model_intermediate_buffer[row.req_id], **row.fields()} for row in rows]
         input_ids = self.input_ids.gpu[:num_tokens]
-        with set_forward_context(None, self.vllm_config, num_tokens=num_tokens):
-            result = call_hook(
-                "forward",
-                self.model,
-                input_ids=input_ids,
-                positions=self.positions[:num_tokens],
-                model_intermediate_buffer=states,
-                request_token_spans=[(row.start, row.end) for row in rows],
-            )
+        # Without vLLM's forward context, a global of the process: no attention reads it here, and another stage may be stepping.
+        result = call_hook(
+            "forward",
+            self.model,
+            input_ids=input_ids,
+            positions=self.positions[:num_tokens],
+            model_intermediate_buffer=states,
+            request_token_spans=[(row.start, row.end) for row in rows],
+        )
         if not isinstance(result, OmniOutput):
             raise ContractError("forward", f"a generation model returns an OmniOutput, not a {type(result).__name__}")
         return slice_outputs(rows, result.multimodal_outputs, num_tokens)

@@ -52,6 +52,8 @@ class StageOutput(NamedTuple):
     finish_reason: str | None = None
     """``stop``, ``length``, ``abort`` or ``error`` on the last output, else None."""
     error: str | None = None
+    positions: int = 0
+    """Positions that a generation stage, which samples no tokens, computed."""
 
 
 class StepRow(NamedTuple):

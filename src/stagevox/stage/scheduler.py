@@ -25,7 +25,7 @@ from vllm.v1.request import Request, RequestStatus
 from stagevox.config.objects import load_attribute
 from stagevox.connectors.base import Chunk, ChunkProcessor
 from stagevox.contract import merge_update
-from stagevox.errors import TextTooLongError
+from stagevox.errors import EmptyTextError, TextTooLongError
 
 from .payload import StageInput, StageOutput, StageRequest
 from .wait import WaitRoom, WaitState
@@ -65,8 +65,12 @@ class OmniSchedulerMixin(Upstream):
         self.omni_requests[request.req_id] = request
         if request.prompt_token_ids is None:
             self.wait_room[request.req_id] = WaitState.WAITING_FOR_INPUT
-        else:
+            return
+        try:
             self._admit(request, StageInput(prompt_token_ids=request.prompt_token_ids))
+        except Exception:
+            self._forget(request.req_id)
+            raise
 
     def omni_deliver(self, chunk: Chunk) -> None:
         """Take an upstream chunk; it is read when the next step is scheduled."""
@@ -90,7 +94,8 @@ class OmniSchedulerMixin(Upstream):
                 self.omni_fail({request.req_id: error})
 
     def _accept(self, request: StageRequest, given: StageInput) -> None:
-        if self.wait_room.get(request.req_id) is WaitState.WAITING_FOR_INPUT:
+        waits = self.wait_room.get(request.req_id) is WaitState.WAITING_FOR_INPUT
+        if waits and (given.prompt_token_ids or given.end):
             self._admit(request, given)
         else:
             self._ride(request.req_id, given.payload)
@@ -98,9 +103,10 @@ class OmniSchedulerMixin(Upstream):
     def _admit(self, request: StageRequest, given: StageInput) -> None:
         assert self.make_request is not None
         self._check_length(len(given.prompt_token_ids))
-        self.wait_room.pop(request.req_id, None)
         self.add_request(self.make_request(request, given))
-        self._ride(request.req_id, merge_update(request.payload, given.payload))
+        self.wait_room.pop(request.req_id, None)
+        early = self._payloads.pop(request.req_id, _NOTHING)
+        self._ride(request.req_id, merge_update(merge_update(request.payload, early), given.payload))
 
     def _ride(self, req_id: str, payload: Mapping[str, Any]) -> None:
         if payload:
@@ -108,6 +114,8 @@ class OmniSchedulerMixin(Upstream):
 
     def _check_length(self, positions: int) -> None:
         room = self.max_model_len - 1
+        if positions == 0:
+            raise EmptyTextError("text", f"gives stage {self.stage.name} no positions")
         if positions > room:
             raise TextTooLongError("text", f"needs {positions} positions in stage {self.stage.name}, which has {room}")
 
@@ -254,7 +262,8 @@ class OmniGenerationScheduler(OmniSchedulerMixin, Scheduler):
             if frames:
                 self._admit(request, given)
             elif given.end:
-                self._emit(req_id, [], _NOTHING, _NOTHING, "stop")
+                self._outputs.append(StageOutput(req_id, [], _NOTHING, "stop"))
+                self._forget(req_id)
             return
         self._ride(req_id, given.payload)
         live = self.requests[req_id]
@@ -263,7 +272,7 @@ class OmniGenerationScheduler(OmniSchedulerMixin, Scheduler):
             self._extend(live, frames)
             self.wait_room.pop(req_id, None)
         elif given.end and live.num_computed_tokens == live.num_tokens:
-            self._finish(req_id, _NOTHING)
+            self._finish(req_id, _NOTHING, 0)
 
     def _extend(self, request: Request, frames: list[int]) -> None:
         assert request.prompt_token_ids is not None
@@ -278,22 +287,22 @@ class OmniGenerationScheduler(OmniSchedulerMixin, Scheduler):
         """Hand out the samples; finish requests whose input has ended, park those that wait for more."""
         result = super().update_from_output(scheduler_output, model_runner_output)
         outputs = getattr(model_runner_output, "multimodal_outputs", _NOTHING)
-        for req_id in scheduler_output.num_scheduled_tokens:
+        for req_id, span in scheduler_output.num_scheduled_tokens.items():
             request = self.requests.get(req_id)
             if request is None or request.is_finished() or req_id not in self.omni_requests:
                 continue
             named = outputs.get(req_id, _NOTHING)
             if request.num_computed_tokens < request.num_tokens:
-                self._outputs.append(StageOutput(req_id, [], named))
+                self._outputs.append(StageOutput(req_id, [], named, positions=span))
             elif req_id in self._ended:
-                self._finish(req_id, named)
+                self._finish(req_id, named, span)
             else:
                 self.wait_room[req_id] = WaitState.WAITING_FOR_CHUNK
-                self._outputs.append(StageOutput(req_id, [], named))
+                self._outputs.append(StageOutput(req_id, [], named, positions=span))
         return result
 
-    def _finish(self, req_id: str, named: Mapping[str, Any]) -> None:
-        self._outputs.append(StageOutput(req_id, [], named, "stop"))
+    def _finish(self, req_id: str, named: Mapping[str, Any], span: int) -> None:
+        self._outputs.append(StageOutput(req_id, [], named, "stop", positions=span))
         self.finish_requests(req_id, RequestStatus.FINISHED_STOPPED)
 
     def _forget(self, req_id: str) -> None:

@@ -11,7 +11,7 @@ from vllm.config import VllmConfig
 from stagevox.contract import StageExecutionType
 
 from .generation import CPUGenerationModelRunner, GPUGenerationModelRunner
-from .runner import CPUARModelRunner, GPUARModelRunner, state_size, step_log
+from .runner import CPUARModelRunner, GPUARModelRunner, clear_step_log, state_size, step_log
 from .wire import StageSettings
 
 AR, GENERATION = StageExecutionType.AR, StageExecutionType.GENERATION
@@ -33,6 +33,10 @@ class _Reports:
     def omni_step_log(self) -> Any:
         """The runner's step log."""
         return step_log(self.model_runner)
+
+    def omni_clear_step_log(self) -> None:
+        """Empty the runner's step log."""
+        clear_step_log(self.model_runner)
 
     def omni_state_size(self) -> Any:
         """How many requests hold state in the runner."""

@@ -8,6 +8,7 @@ import wave
 
 import numpy as np
 import pytest
+import torch
 
 from stagevox.audio.stream import SampleStream
 from stagevox.audio.wav import check_writable, pcm16, wav_bytes, write_whole
@@ -86,8 +87,9 @@ def test_a_stream_joins_in_order():
     assert SampleStream(10).joined().shape == (0,)
 
 
-def test_a_stream_keeps_its_own_copy():
-    stream, reused = SampleStream(10), np.ones(2, np.float32)
+@pytest.mark.parametrize("make", [lambda: np.ones(2, np.float32), lambda: torch.ones(2)], ids=["array", "tensor"])
+def test_a_stream_keeps_its_own_copy(make):
+    stream, reused = SampleStream(10), make()
     stream.push(reused)
     reused[:] = 0
     assert stream.joined().tolist() == [1, 1]

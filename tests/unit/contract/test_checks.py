@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from stagevox.contract import check_batch, check_mtp, check_mtp_inputs, check_row
+from stagevox.contract import OmniOutput, check_batch, check_mtp, check_mtp_inputs, check_output, check_row, check_update
 from stagevox.errors import ContractError, HookCountError, HookShapeError
 
 H = 4
@@ -164,6 +164,37 @@ def test_mtp(result, kind, says):
 def test_mtp_inputs(value, kind, says):
     with pytest.raises(kind, match=rf"^preprocess: {says}"):
         check_mtp_inputs(value, H)
+
+
+@pytest.mark.covers("EX-7")
+@pytest.mark.parametrize("update", [None, 7, [("a", 1)]])
+def test_a_single_update(update):
+    assert check_update("postprocess", {"a": 1}) == {"a": 1}
+    with pytest.raises(HookShapeError, match=rf"^postprocess: update is a {type(update).__name__}, not a mapping"):
+        check_update("postprocess", update)
+
+
+@pytest.mark.covers("EX-5", "EX-14")
+@pytest.mark.parametrize(
+    ("result", "kind", "says"),
+    [
+        (None, HookShapeError, "returned a NoneType, not an OmniOutput"),
+        (rows(), HookShapeError, "returned a Tensor, not an OmniOutput"),
+        (OmniOutput(None), HookShapeError, r"text_hidden_states is not a tensor \[num_tokens, H\]"),
+        (OmniOutput(torch.zeros(SPAN)), HookShapeError, r"text_hidden_states is not a tensor \[num_tokens, H\]"),
+        (OmniOutput(rows(2)), HookCountError, "expected 3 rows of text_hidden_states, got 2"),
+    ],
+)
+def test_output(result, kind, says):
+    with pytest.raises(kind, match=rf"^make_omni_output: {says}"):
+        check_output(result, SPAN)
+
+
+@pytest.mark.covers("EX-14")
+@pytest.mark.parametrize("count", [SPAN, SPAN + 5])
+def test_an_output_may_be_padded(count):
+    result = OmniOutput(rows(count))
+    assert check_output(result, SPAN) is result
 
 
 def test_the_hook_can_be_read_from_the_error():

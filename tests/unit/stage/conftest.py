@@ -5,7 +5,9 @@ import pytest
 from tests.unit.stage.toy import BatchModel, BatchMTPModel, ScalarModel, ScalarMTPModel, Steps
 
 
-@pytest.fixture(params=[ScalarModel, BatchModel, ScalarMTPModel, BatchMTPModel], ids=["scalar", "batch", "scalar-mtp", "batch-mtp"])
+@pytest.fixture(
+    params=[ScalarModel, BatchModel, ScalarMTPModel, BatchMTPModel], ids=["scalar", "batch", "scalar-mtp", "batch-mtp"]
+)
 def steps(request):
     """Steps over each kind of model."""
     return Steps(request.param())

@@ -6,7 +6,18 @@ import pytest
 import torch
 
 from stagevox.contract import IS_PREFILL, NUM_COMPUTED_TOKENS, PHASE_FIELDS, PROMPT_LEN
-from tests.unit.stage.toy import BATCH_HOOK, HIDDEN, MTP, PROMPT_HOOK, BatchModel, BatchMTPModel, ScalarModel, ScalarMTPModel, Steps, row
+from tests.unit.stage.toy import (
+    BATCH_HOOK,
+    HIDDEN,
+    MTP,
+    PROMPT_HOOK,
+    BatchModel,
+    BatchMTPModel,
+    ScalarModel,
+    ScalarMTPModel,
+    Steps,
+    row,
+)
 
 pytestmark = pytest.mark.covers("PC-12")
 
@@ -48,10 +59,21 @@ def test_prompt_split_with_a_one_token_tail_then_decode(steps):
         if has_mtp(steps):
             assert steps.codes["a"] == [[100 + position, 1, position - 1]]
 
-    seen = [fields(info) for hook, names, infos in steps.model.calls for info in infos or () if names == ["a"] and hook == "preprocess"]
+    seen = [
+        fields(info)
+        for hook, names, infos in steps.model.calls
+        for info in infos or ()
+        if names == ["a"] and hook == "preprocess"
+    ]
     assert seen[:3] == [(True, 0, 7), (True, 3, 7), (True, 6, 7)]
     mtp = has_mtp(steps)
-    assert steps.trace("a") == [(0, 3, 7, 7, False), (3, 3, 7, 7, False), (6, 1, 7, 7, False), (7, 1, 7, 8, mtp), (8, 1, 7, 9, mtp)]
+    assert steps.trace("a") == [
+        (0, 3, 7, 7, False),
+        (3, 3, 7, 7, False),
+        (6, 1, 7, 7, False),
+        (7, 1, 7, 8, mtp),
+        (8, 1, 7, 9, mtp),
+    ]
     assert [entry[-1] for entry in steps.trace("n")] == [mtp] * 5
 
 

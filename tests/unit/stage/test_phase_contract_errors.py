@@ -5,7 +5,18 @@ import torch
 
 from stagevox.contract import NUM_COMPUTED_TOKENS
 from stagevox.errors import HookCountError, HookRaisedError, HookShapeError
-from tests.unit.stage.toy import BATCH_HOOK, HIDDEN, MTP, PROMPT_HOOK, BatchModel, BatchMTPModel, ScalarModel, ScalarMTPModel, Steps, row
+from tests.unit.stage.toy import (
+    BATCH_HOOK,
+    HIDDEN,
+    MTP,
+    PROMPT_HOOK,
+    BatchModel,
+    BatchMTPModel,
+    ScalarModel,
+    ScalarMTPModel,
+    Steps,
+    row,
+)
 
 pytestmark = pytest.mark.covers("EX-16")
 
@@ -165,6 +176,17 @@ def test_postprocess():
     assert str(out.failed["bad"]) == "postprocess: KeyError: 'no such voice'"
     assert steps.state("a")["last_hidden"].tolist() == [row(1, 2, PROMPT_HOOK)]
     assert "last_hidden" not in steps.state("bad")
+
+
+@pytest.mark.parametrize(("update", "kind"), [(7, "int"), (None, "NoneType"), ([1], "list")])
+def test_postprocess_that_returns_no_mapping(update, kind):
+    steps = broken(BatchMTPModel, "postprocess", lambda result: update)
+    steps.add("bad", 6, 3)
+    steps.add("a", 1, 3)
+    steps.run(("bad", 3), ("a", 3))
+    out = steps.finish()
+    assert {name: str(error) for name, error in out.failed.items()} == {"bad": f"postprocess: update is a {kind}, not a mapping"}
+    assert "last_hidden" in steps.state("a")
 
 
 def test_a_failed_request_is_not_asked_again():

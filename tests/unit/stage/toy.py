@@ -158,7 +158,9 @@ class Steps:
 
     def decoding(self, name, tag, prompt_len, position):
         """A request that is about to decode ``position``, with the hidden state of the position before."""
-        self.add(name, tag, prompt_len, cached=position, known=position + 1, last_hidden=torch.tensor([row(tag, position - 1, 0)]))
+        self.add(
+            name, tag, prompt_len, cached=position, known=position + 1, last_hidden=torch.tensor([row(tag, position - 1, 0)])
+        )
         log = self.runner.model_intermediate_buffer.log(name, prompt_len)
         for logged in range(prompt_len, position):
             log.append(logged, torch.tensor([row(tag, logged, 0)]), torch.zeros(1, 3, dtype=torch.int64), 0)
@@ -182,17 +184,20 @@ class Steps:
             self.spans[name] = slice(start, start + span)
             start += span
             runner.query_start_loc.np[index + 1] = start
-        output = SimpleNamespace(
+        self.output = SimpleNamespace(
             total_num_scheduled_tokens=start,
             scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=set(resumed)),
         )
-        self.result = runner._preprocess(output, start + pad, None)
+        self.result = runner._preprocess(self.output, start + pad, None)
         return {name: runner.inputs_embeds.gpu[where].clone() for name, where in self.spans.items()}
 
     def finish(self):
         """Forward, sampling and what follows it; returns the step's output. Rows that reached the newest token get one more."""
         runner = self.runner
-        runner.execute_model_state = SimpleNamespace(hidden_states=runner.inputs_embeds.gpu[: self.result[1].shape[0]].clone())
+        runner.execute_model_state = SimpleNamespace(
+            hidden_states=runner.inputs_embeds.gpu[: self.result[1].shape[0]].clone(),
+            scheduler_output=SimpleNamespace(scheduled_spec_decode_tokens={}),
+        )
         out = runner.sample_tokens(None)
         for name, where in self.spans.items():
             self.computed[name] += where.stop - where.start

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from stagevox.connectors.base import Chunk, ChunkProcessor
+from stagevox.connectors.base import Chunk
+from stagevox.connectors.chunks import TOKEN_IDS, FrameChunks
 from stagevox.contract import CODES
 from stagevox.errors import ContractError, UnknownVoiceError
 from stagevox.stage.payload import StageInput, StageRequest
@@ -19,14 +19,8 @@ from stagevox.stage.payload import StageInput, StageRequest
 from .pieces import WEIGHTS, PieceTable
 from .text import ThinkerTokenizer
 
-TOKEN_IDS = "token_ids"
-"""Key of the Thinker's reply in a chunk."""
-
-CHUNK_FRAMES = (4, 8, 16, 25)
+CHUNK_FRAMES = (6, 18, 54)
 """Frames of a request's first chunks, the last number for all that follow. The first is small: sound starts early."""
-
-_NO_CHUNKS: list[Chunk] = []
-_FAILED = frozenset({"abort", "error"})
 
 
 def _config(stage: str) -> dict[str, Any]:
@@ -41,33 +35,6 @@ def fingerprint(folder: Path) -> str:
     for name in ("config.json", "model.safetensors"):
         digest.update((folder / name).read_bytes())
     return digest.hexdigest()
-
-
-class WholeReply(ChunkProcessor):
-    """Sends the Thinker's reply once it is whole: the Talker's conditioning is complete at admission."""
-
-    requires_token_updates = True
-
-    def __init__(self) -> None:
-        self._replies: dict[str, list[int]] = {}
-
-    def push(self, req_id: str, token_ids: list[int], payload: Mapping[str, Any], finish_reason: str | None) -> list[Chunk]:
-        """Collect the reply; one chunk at its end."""
-        reply = self._replies.setdefault(req_id, [])
-        reply += token_ids
-        if finish_reason is None:
-            return _NO_CHUNKS
-        self.drop(req_id)
-        return _NO_CHUNKS if finish_reason in _FAILED else [Chunk(req_id, 0, True, {TOKEN_IDS: reply})]
-
-    def drop(self, req_id: str) -> None:
-        """Forget a request."""
-        self._replies.pop(req_id, None)
-
-    @property
-    def num_open(self) -> int:
-        """Replies under way."""
-        return len(self._replies)
 
 
 class TalkerInput:
@@ -107,51 +74,11 @@ class TalkerInput:
         """Nothing is kept."""
 
 
-class FrameChunks(ChunkProcessor):
-    """Cuts the Talker's frames into chunks that grow from :data:`CHUNK_FRAMES`."""
+class TalkerFrames(FrameChunks):
+    """Cuts the Talker's frames into chunks that grow from 4 to 25."""
 
     def __init__(self) -> None:
-        self._open: dict[str, _Frames] = {}
-
-    def push(self, req_id: str, token_ids: list[int], payload: Mapping[str, Any], finish_reason: str | None) -> list[Chunk]:
-        """Collect frames ``[n, Q]``; a chunk whenever enough are there, and the last one at the end, be it empty."""
-        state = self._open.get(req_id)
-        if state is None:
-            state = self._open[req_id] = _Frames()
-        frames = payload.get(CODES)
-        if frames is not None and len(frames):
-            state.parts.append(frames)
-            state.count += len(frames)
-        if finish_reason is not None:
-            self.drop(req_id)
-            return _NO_CHUNKS if finish_reason in _FAILED else [state.cut(req_id, end=True)]
-        if state.count < CHUNK_FRAMES[min(state.seq, len(CHUNK_FRAMES) - 1)]:
-            return _NO_CHUNKS
-        return [state.cut(req_id, end=False)]
-
-    def drop(self, req_id: str) -> None:
-        """Forget a request."""
-        self._open.pop(req_id, None)
-
-    @property
-    def num_open(self) -> int:
-        """Requests whose frames are under way."""
-        return len(self._open)
-
-
-class _Frames:
-    """Frames of one request that are not on their way yet."""
-
-    def __init__(self) -> None:
-        self.seq = 0
-        self.count = 0
-        self.parts: list[torch.Tensor] = []
-
-    def cut(self, req_id: str, *, end: bool) -> Chunk:
-        data = {CODES: torch.cat(self.parts)} if self.parts else {}
-        chunk = Chunk(req_id, self.seq, end, data)
-        self.seq, self.count, self.parts = self.seq + 1, 0, []
-        return chunk
+        super().__init__(CODES, CHUNK_FRAMES)
 
 
 class Code2WavInput:

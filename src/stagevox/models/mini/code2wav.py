@@ -11,7 +11,7 @@ from torch import nn
 from vllm.config import VllmConfig
 
 from stagevox.contract import NUM_COMPUTED_TOKENS, SAMPLE_RATE, WAVEFORM, OmniOutput, OwnedBatchTensor
-from stagevox.errors import ContractError, MissingStateError
+from stagevox.errors import CheckpointError, ContractError, MissingStateError
 
 from .config import MiniCode2WavConfig
 from .layers import Affine, Dense, linear, load_strict, weight
@@ -190,7 +190,13 @@ class MiniCode2Wav(nn.Module):
         super().__init__()
         self.config: MiniCode2WavConfig = vllm_config.model_config.hf_config
         self.code2wav = MiniCode2WavNet(self.config)
-        self.skip = self.config.warmup_codes + self.config.delay_samples // self.config.samples_per_code
+        delay, rest = divmod(self.config.delay_samples, self.config.samples_per_code)
+        if rest or self.config.samples_per_code != self.config.hop * self.config.upsample:
+            raise CheckpointError("code2wav", "samples_per_code is not hop * upsample, or does not divide delay_samples")
+        if self.config.left_context_codes < self.code2wav.context:
+            looks = f"the net looks back {self.code2wav.context} frames"
+            raise CheckpointError("code2wav", f"left_context_codes is {self.config.left_context_codes}, {looks}")
+        self.skip = self.config.warmup_codes + delay
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Zeros ``[num_tokens, H]``: ids only hold places, the frames are in the request's state."""

@@ -205,9 +205,7 @@ class MiniTalkerForCausalLM(nn.Module):
         rows = self._text_rows("preprocess", info)
         embeds = F.embedding(self._row_ids(rows, start - 1, span), self.talker.text_embedding)
         if start >= self.prompt_len:
-            if LAST_HIDDEN not in info:
-                return input_ids, embeds, {}
-            return input_ids, embeds, {MTP_INPUTS: (info[LAST_HIDDEN], embeds[-1:])}
+            return input_ids, embeds, {MTP_INPUTS: (self._last_hidden("preprocess", info), embeds[-1:])}
         prompt = self.prompt_codes[start : start + span]
         embeds[: len(prompt)] += F.embedding(prompt, self.talker.codec_embedding)
         if start == 0:
@@ -220,9 +218,7 @@ class MiniTalkerForCausalLM(nn.Module):
         for info in req_infos:
             rows, row = self._text_rows("preprocess_decode_batch", info), info[NUM_COMPUTED_TOKENS] - 1
             ids.append(rows[row].item() if row < len(rows) else self.pad_row)
-            if LAST_HIDDEN not in info:
-                raise MissingStateError("preprocess_decode_batch", f"{LAST_HIDDEN} was never stored")
-            hidden.append(info[LAST_HIDDEN])
+            hidden.append(self._last_hidden("preprocess_decode_batch", info))
         text = F.embedding(torch.tensor(ids, device=input_ids.device), self.talker.text_embedding)
         return input_ids, text, torch.cat(hidden), text, [_NO_UPDATE] * len(ids)
 
@@ -240,6 +236,12 @@ class MiniTalkerForCausalLM(nn.Module):
     def frame_embedding(self, codes: torch.Tensor) -> torch.Tensor:
         """The sum of a frame's code embeddings, ``[N, Q]`` to ``[N, H]``."""
         return F.embedding_bag(codes + self.code_offsets, self.talker.codec_embedding, mode="sum")
+
+    def _last_hidden(self, hook: str, info: Mapping[str, Any]) -> torch.Tensor:
+        if LAST_HIDDEN not in info:
+            raise MissingStateError(hook, f"{LAST_HIDDEN} was never stored")
+        hidden: torch.Tensor = info[LAST_HIDDEN]
+        return hidden
 
     def _text_rows(self, hook: str, info: Mapping[str, Any]) -> torch.Tensor:
         """The request's piece ids, after checks that its conditioning is whole."""

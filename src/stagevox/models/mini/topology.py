@@ -70,7 +70,7 @@ def stages(folder: Path = WEIGHTS) -> tuple[StageSpec, ...]:
             engine_args={**LAPTOP, "max_model_len": 256, "kv_cache_memory_bytes": 32 * MIB},
             sampling={"temperature": 0.0, "max_tokens": 80},
             constraints={"stop_token_ids": [tokenizer.eos_id], "allowed_token_ids": tokenizer.spoken_ids},
-            chunk_processor=f"{bridge}:WholeReply",
+            chunk_processor="stagevox.connectors.chunks:WholeReply",
         ),
         StageSpec(
             name="talker",
@@ -80,7 +80,7 @@ def stages(folder: Path = WEIGHTS) -> tuple[StageSpec, ...]:
             # top_k only matters once a client sets a temperature.
             sampling={"temperature": 0.0, "top_k": 20},
             constraints={"stop_token_ids": [talker["codec_eos_id"]]},
-            chunk_processor=f"{bridge}:FrameChunks",
+            chunk_processor=f"{bridge}:TalkerFrames",
             input_adapter=f"{bridge}:TalkerInput",
         ),
         StageSpec(
@@ -94,17 +94,24 @@ def stages(folder: Path = WEIGHTS) -> tuple[StageSpec, ...]:
     )
 
 
+def _model_type(folder: Path, stage: str) -> str | None:
+    try:
+        config = json.loads((folder / stage / "config.json").read_text(encoding="utf-8"))
+        found: str | None = config.get("model_type")
+    except (ValueError, AttributeError) as error:
+        raise CheckpointError("model", f"{folder}: {stage}/config.json can't be read: {error}") from error
+    return found
+
+
 def _check(folder: Path) -> None:
     for stage, names in FILES.items():
         for name in names:
             if not (folder / stage / name).is_file():
                 raise CheckpointError("model", f"{folder} lacks {stage}/{name}")
-    for stage, expected in MODEL_TYPES.items():
-        found = json.loads((folder / stage / "config.json").read_text(encoding="utf-8")).get("model_type")
-        if found != expected:
+    for stage in FILES:
+        expected, found = MODEL_TYPES.get(stage), _model_type(folder, stage)
+        if expected is not None and found != expected:
             raise UnknownModelError("model", f"{folder}/{stage} is of type {found!r}", (expected,))
-    if folder == WEIGHTS:
-        return
     for path in VOCABULARIES:
         if (folder / path).read_bytes() != (WEIGHTS / path).read_bytes():
             raise CheckpointError("model", f"{folder / path} differs from the packaged model's vocabulary")
