@@ -94,7 +94,7 @@ class OmniGenerationModelRunner(OmniGPUModelRunner):
         )
         if not isinstance(result, OmniOutput):
             raise ContractError("forward", f"a generation model returns an OmniOutput, not a {type(result).__name__}")
-        return slice_outputs(rows, result.multimodal_outputs, num_tokens)
+        return slice_outputs(rows, result.multimodal_outputs, num_tokens, hook="forward")
 
     def sample_tokens(self, grammar_output: Any) -> ModelRunnerOutput:
         """Hand out the step's result; no token is sampled."""

@@ -35,9 +35,14 @@ class OutputMemory:
 
 
 def slice_outputs(
-    rows: list[RowPhase], values: Mapping[str, Any] | None, num_tokens: int, memory: OutputMemory | None = None
+    rows: list[RowPhase],
+    values: Mapping[str, Any] | None,
+    num_tokens: int,
+    memory: OutputMemory | None = None,
+    *,
+    hook: str = "make_omni_output",
 ) -> Outputs:
-    """Hand each request its share of a step's ``multimodal_outputs``.
+    """Hand each request its share of a step's ``multimodal_outputs``, which ``hook`` returned.
 
     A tensor is cut along its first axis, the token axis (rows past ``num_tokens`` are padding). Each position's row goes out once:
     rows of a request that is not sampled in this step wait for the step in which it is, and a replay's rows were taken
@@ -50,24 +55,32 @@ def slice_outputs(
     outputs: Outputs = {row.req_id: {} for row in rows if row.is_sampled}
     for name, value in values.items():
         if isinstance(value, torch.Tensor | OwnedBatchTensor):
-            _cut(rows, name, owned(value), num_tokens, memory, outputs)
+            _cut(rows, name, owned(value), num_tokens, memory, outputs, hook)
         elif isinstance(value, list | tuple):
             if len(value) != len(rows):
-                raise HookCountError("make_omni_output", f"values of {name}", len(rows), len(value))
+                raise HookCountError(hook, f"values of {name}", len(rows), len(value))
             for row, one in zip(rows, value, strict=True):
                 if row.is_sampled:
                     outputs[row.req_id][name] = owned(one)
         else:
-            raise HookShapeError("make_omni_output", f"{name} is a {type(value).__name__}, not a tensor or a sequence")
+            raise HookShapeError(hook, f"{name} is a {type(value).__name__}, not a tensor or a sequence")
     for row in rows:
         memory.taken[row.req_id] = max(memory.taken.get(row.req_id, 0), min(row.num_computed + row.span, row.num_known))
     return outputs
 
 
-def _cut(rows: list[RowPhase], name: str, tensor: torch.Tensor, num_tokens: int, memory: OutputMemory, outputs: Outputs) -> None:
+def _cut(
+    rows: list[RowPhase],
+    name: str,
+    tensor: torch.Tensor,
+    num_tokens: int,
+    memory: OutputMemory,
+    outputs: Outputs,
+    hook: str,
+) -> None:
     """Cut one token-aligned tensor ``[>= num_tokens, ...]`` into ``outputs``, rows held from earlier steps first."""
     if tensor.shape[0] < num_tokens:
-        raise HookCountError("make_omni_output", f"rows of {name}", num_tokens, tensor.shape[0])
+        raise HookCountError(hook, f"rows of {name}", num_tokens, tensor.shape[0])
     for row in rows:
         fresh = max(0, memory.taken.get(row.req_id, 0) - row.num_computed)
         part = tensor[row.start + min(fresh, row.span) : row.end]

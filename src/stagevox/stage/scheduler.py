@@ -264,6 +264,8 @@ class OmniGenerationScheduler(OmniSchedulerMixin, Scheduler):
             elif given.end:
                 self._outputs.append(StageOutput(req_id, [], _NOTHING, "stop"))
                 self._forget(req_id)
+            else:
+                self._ride(req_id, given.payload)
             return
         self._ride(req_id, given.payload)
         live = self.requests[req_id]

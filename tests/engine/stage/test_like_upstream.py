@@ -1,7 +1,5 @@
 """A plain model under our scheduler and runner is the model under stock vLLM, step by step (RT-1, RT-8)."""
 
-import gc
-
 import pytest
 
 from tests.engine.stage.harness import ENGINE_ARGS, SMALL_POOL
@@ -65,7 +63,6 @@ def stock(checkpoints, prompt):
 
     yield get
     llms.clear()
-    gc.collect()
 
 
 def params(seed, name, **sampling):

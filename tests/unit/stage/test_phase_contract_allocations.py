@@ -6,7 +6,6 @@ And Python's own memory after each step: what a step makes (rows, the infos hand
 log keeps two tensors a step, its frames, and nothing else.
 """
 
-import gc
 import tracemalloc
 
 import pytest
@@ -129,14 +128,11 @@ def test_python_memory_stands_still(kind):
             again(steps)
 
     play(50)
-    gc.collect()
     tracemalloc.start()
     try:
         play(5)
-        gc.collect()
         before = tracemalloc.get_traced_memory()[0]
         play(100)
-        gc.collect()
         grown = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
