@@ -83,7 +83,9 @@ def arithmetic(r: random.Random) -> list[Atom]:
     kind = r.choice("+−×")
     left, a = operand(0, 12 if kind == "×" and r.random() < 0.5 else 99)
     right, b = operand(0, 12 if kind == "×" and r.random() < 0.5 else 99)
-    result = {"+": a + b, "−": a - b, "×": a * b}[kind] if r.random() < 0.6 else r.randint(-20, 150)
+    result = {"+": a + b, "−": a - b, "×": a * b}[kind]
+    if r.random() < 0.4:  # untrue: small, or close to where three digits and years part
+        result = r.choice((r.randint(-20, 150), r.randint(-20, 150), r.randint(185, 215), r.randint(1900, 2110)))
     atoms = [*left, operator(kind), *right]
     for _ in range(r.choices((0, 1, 2), (8, 2, 1))[0]):
         atoms += [operator(r.choice("+−×")), *operand()[0]]

@@ -180,6 +180,8 @@ class InlineDriver:
     def _carry_out(self, commands: list[Command]) -> None:
         for command in commands:
             match command:
+                case EmitOutput():  # first: there is one for every output of every step
+                    self._events.append(command)
                 case AddToStage(name, request):
                     self._hand_over(request.req_id, self._stages[name].add, request)
                 case ForwardChunk(name, chunk):
@@ -188,8 +190,6 @@ class InlineDriver:
                     self._abort(name, req_ids)
                 case FinishRequest(req_id):
                     self._connector.drop(req_id)
-                    self._events.append(command)
-                case EmitOutput():
                     self._events.append(command)
 
     def _hand_over(self, req_id: str, call: Callable[..., None], *args: object) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from functools import singledispatchmethod
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from stagevox.errors import BadRequestError, DeadlineError, RequestFailedError, StageDiedError, StagevoxError
 
@@ -45,6 +45,15 @@ class Orchestrator:
         self._heard_at = dict.fromkeys(self.stages, -math.inf)
         self._dead: dict[str, str] = {}
         self._check_at = -math.inf  # no request can expire before
+        self._handlers: dict[type[Event], Callable[[Any], list[Command]]] = {
+            RequestArrived: self._arrived,
+            StageProduced: self._produced,
+            ChunkProduced: self._chunk,
+            RequestFailed: self._failed,
+            RequestAborted: self._aborted,
+            ClockTicked: self._ticked,
+            StageDied: self._stage_died,
+        }
 
     @property
     def num_requests(self) -> int:
@@ -76,14 +85,9 @@ class Orchestrator:
         Raises:
             BadRequestError: a request arrived under an id that is in flight.
         """
-        return self._handle(event)
+        return self._handlers[type(event)](event)
 
-    @singledispatchmethod
-    def _handle(self, event: Event) -> list[Command]:
-        raise TypeError(f"not an event: {event!r}")
-
-    @_handle.register
-    def _(self, event: RequestArrived) -> list[Command]:
+    def _arrived(self, event: RequestArrived) -> list[Command]:
         request, now = event.request, event.now
         if request.req_id in self._requests:
             raise BadRequestError("req_id", f"{request.req_id!r} is already in flight")
@@ -96,8 +100,7 @@ class Orchestrator:
         self._requests[request.req_id] = Progress(request, road, now)
         return [AddToStage(name, request.at(name, first=name == road[0])) for name in reversed(road)]
 
-    @_handle.register
-    def _(self, event: StageProduced) -> list[Command]:
+    def _produced(self, event: StageProduced) -> list[Command]:
         stage, output, now = event.stage, event.output, event.now
         self._heard_at[stage] = now
         progress = self._at(output.req_id, stage)
@@ -119,8 +122,7 @@ class Orchestrator:
             return commands + self._end(progress, now, "abort")
         return commands + self._settle(progress, now)
 
-    @_handle.register
-    def _(self, event: ChunkProduced) -> list[Command]:
+    def _chunk(self, event: ChunkProduced) -> list[Command]:
         progress = self._requests.get(event.chunk.req_id)
         target = progress.downstream(event.stage) if progress and event.stage in progress.stages else None
         if progress is None or target is None:
@@ -129,8 +131,7 @@ class Orchestrator:
         progress.stages[target].has_all_input |= event.chunk.end
         return [] if progress.stages[target].finish_reason else [ForwardChunk(target, event.chunk)]
 
-    @_handle.register
-    def _(self, event: RequestFailed) -> list[Command]:
+    def _failed(self, event: RequestFailed) -> list[Command]:
         progress = self._requests.get(event.req_id)
         if progress is None:
             return []
@@ -140,13 +141,11 @@ class Orchestrator:
             error.__cause__ = event.error
         return self._end(progress, event.now, "error", error)
 
-    @_handle.register
-    def _(self, event: RequestAborted) -> list[Command]:
+    def _aborted(self, event: RequestAborted) -> list[Command]:
         progress = self._requests.get(event.req_id)
         return [] if progress is None else self._end(progress, event.now, "abort")
 
-    @_handle.register
-    def _(self, event: ClockTicked) -> list[Command]:
+    def _ticked(self, event: ClockTicked) -> list[Command]:
         if event.now < self._check_at:
             return []
         commands: list[Command] = []
@@ -157,8 +156,7 @@ class Orchestrator:
         self._check_at = min(self.next_deadline(), event.now + self.deadline)
         return commands
 
-    @_handle.register
-    def _(self, event: StageDied) -> list[Command]:
+    def _stage_died(self, event: StageDied) -> list[Command]:
         self._dead[event.stage] = event.cause
         commands: list[Command] = []
         for progress in list(self._requests.values()):
@@ -169,7 +167,10 @@ class Orchestrator:
     def _at(self, req_id: str, stage: str) -> Progress | None:
         """The request if it is open at ``stage``."""
         progress = self._requests.get(req_id)
-        return progress if progress is not None and stage in progress.open_stages() else None
+        if progress is None:
+            return None
+        place = progress.stages.get(stage)
+        return progress if place is not None and place.finish_reason is None else None
 
     def _settle(self, progress: Progress, now: float) -> list[Command]:
         """End the request if its last stage has ended; what still runs upstream is cut."""

@@ -8,12 +8,14 @@ from typing import Any
 from stagevox.contract import Update, merge_update
 
 from .frame_log import FrameLog
+from .outputs import OutputMemory
 
 
 class IntermediateBuffer(dict[str, dict[str, Any]]):
     """``req_id`` to the request's state; survives preemption, dropped when the request ends.
 
-    Beside the model's state it keeps what the runner alone owns: the frame log and how far ``postprocess`` has come.
+    Beside the model's state it keeps what the runner alone owns: the frame log, how far ``postprocess`` has
+    come, what failed, and which rows went out.
     """
 
     def __init__(self) -> None:
@@ -21,6 +23,7 @@ class IntermediateBuffer(dict[str, dict[str, Any]]):
         self.logs: dict[str, FrameLog] = {}
         self.post_seen: dict[str, int] = {}
         self.failed: dict[str, BaseException] = {}
+        self.outputs = OutputMemory()
 
     def open(self, req_id: str, payload: Mapping[str, Any]) -> None:
         """Start a request's state, or merge a later payload into it."""
@@ -37,6 +40,7 @@ class IntermediateBuffer(dict[str, dict[str, Any]]):
         self.logs.pop(req_id, None)
         self.post_seen.pop(req_id, None)
         self.failed.pop(req_id, None)
+        self.outputs.drop(req_id)
 
     def gather(self, req_ids: Iterable[str]) -> list[dict[str, Any]]:
         """The states of ``req_ids``, in that order."""

@@ -21,28 +21,59 @@ def owned(value: Any) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 
-def slice_outputs(rows: list[RowPhase], values: Mapping[str, Any] | None, num_tokens: int) -> Outputs:
+class OutputMemory:
+    """Which positions' rows were taken already, and rows that wait until their request is sampled."""
+
+    def __init__(self) -> None:
+        self.taken: dict[str, int] = {}
+        self.held: dict[str, dict[str, list[torch.Tensor]]] = {}
+
+    def drop(self, req_id: str) -> None:
+        """Forget a request."""
+        self.taken.pop(req_id, None)
+        self.held.pop(req_id, None)
+
+
+def slice_outputs(
+    rows: list[RowPhase], values: Mapping[str, Any] | None, num_tokens: int, memory: OutputMemory | None = None
+) -> Outputs:
     """Hand each request its share of a step's ``multimodal_outputs``.
 
-    A tensor is cut along its first axis, the token axis (rows past ``num_tokens`` are padding); a sequence holds one value a
-    request. Requests that are not sampled in this step get nothing. Nothing at all is built when there are no values.
+    A tensor is cut along its first axis, the token axis (rows past ``num_tokens`` are padding). Each position's row goes out once:
+    rows of a request that is not sampled in this step wait for the step in which it is, and a replay's rows were taken
+    before. A sequence holds one value a request, and goes out if the request is sampled. Nothing at all is built when
+    there are no values.
     """
     if not values:
         return {}
-    sampled = [(index, row) for index, row in enumerate(rows) if row.is_sampled]
-    outputs: Outputs = {row.req_id: {} for _, row in sampled}
+    memory = OutputMemory() if memory is None else memory
+    outputs: Outputs = {row.req_id: {} for row in rows if row.is_sampled}
     for name, value in values.items():
         if isinstance(value, torch.Tensor | OwnedBatchTensor):
-            tensor = owned(value)
-            if tensor.shape[0] < num_tokens:
-                raise HookCountError("make_omni_output", f"rows of {name}", num_tokens, tensor.shape[0])
-            for _, row in sampled:
-                outputs[row.req_id][name] = tensor[row.start : row.end]
+            _cut(rows, name, owned(value), num_tokens, memory, outputs)
         elif isinstance(value, list | tuple):
             if len(value) != len(rows):
                 raise HookCountError("make_omni_output", f"values of {name}", len(rows), len(value))
-            for index, row in sampled:
-                outputs[row.req_id][name] = owned(value[index])
+            for row, one in zip(rows, value, strict=True):
+                if row.is_sampled:
+                    outputs[row.req_id][name] = owned(one)
         else:
             raise HookShapeError("make_omni_output", f"{name} is a {type(value).__name__}, not a tensor or a sequence")
+    for row in rows:
+        memory.taken[row.req_id] = max(memory.taken.get(row.req_id, 0), min(row.num_computed + row.span, row.num_known))
     return outputs
+
+
+def _cut(rows: list[RowPhase], name: str, tensor: torch.Tensor, num_tokens: int, memory: OutputMemory, outputs: Outputs) -> None:
+    """Cut one token-aligned tensor ``[>= num_tokens, ...]`` into ``outputs``, rows held from earlier steps first."""
+    if tensor.shape[0] < num_tokens:
+        raise HookCountError("make_omni_output", f"rows of {name}", num_tokens, tensor.shape[0])
+    for row in rows:
+        fresh = max(0, memory.taken.get(row.req_id, 0) - row.num_computed)
+        part = tensor[row.start + min(fresh, row.span) : row.end]
+        if not row.is_sampled:
+            memory.held.setdefault(row.req_id, {}).setdefault(name, []).append(part)
+            continue
+        held = memory.held.get(row.req_id, {}).pop(name, None)
+        if held or len(part):
+            outputs[row.req_id][name] = torch.cat([*held, part]) if held else part

@@ -4,6 +4,8 @@ Patches of upstream's globals stand here, each with its reason:
 
 - ``CpuPlatform.check_and_update_config`` switches async scheduling off. A stage that asked for it gets it back.
 - ``AsyncGPUModelRunnerOutput`` copies over a CUDA stream. On a CPU there is none: sampled ids are snapshot at once.
+- ``CpuPlatform.register_triton_kernel_overrides`` walks every module each time an engine starts, and trips over llvmlite once
+  n-gram speculation has imported it. Engines share a process here, and the first walk has done all there is to do.
 - torchvision's operator schemas are declared if its compiled half doesn't load beside a CPU torch, so that it can be imported.
 """
 
@@ -33,6 +35,7 @@ def register() -> None:
     if current_platform.is_cpu():
         _keep_async_scheduling()
         _async_output_without_streams()
+        _override_kernels_once()
 
 
 def _keep_async_scheduling() -> None:
@@ -93,6 +96,19 @@ def _async_output_without_streams() -> None:
             return output
 
     gpu_model_runner.AsyncGPUModelRunnerOutput = CPUAsyncOutput
+
+
+def _override_kernels_once() -> None:
+    from vllm.platforms.cpu import CpuPlatform
+    from vllm.triton_utils import dispatcher
+
+    upstream = CpuPlatform.register_triton_kernel_overrides.__func__
+
+    def register_triton_kernel_overrides(cls: type[CpuPlatform]) -> None:
+        if not dispatcher._registry:
+            upstream(cls)
+
+    CpuPlatform.register_triton_kernel_overrides = classmethod(register_triton_kernel_overrides)
 
 
 class _Ready:

@@ -144,7 +144,7 @@ class HookRouter:
         updates: list[Update] = result[-1]
         if any(updates):
             for row, update in zip(rows, updates, strict=True):
-                self.buffer.apply(row.req_id, update)
+                self.buffer.apply(row.req_id, {key: value for key, value in update.items() if key != MTP_INPUTS})
         if use_mtp:
             mtp.append(MTPRows(rows, result[0], result[1], result[2], result[3]))
 

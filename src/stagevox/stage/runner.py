@@ -18,7 +18,7 @@ from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from stagevox.contract import CODES, Capabilities, OmniOutput, RowPhase, check_output, check_update
-from stagevox.errors import ContractError
+from stagevox.errors import ContractError, HookRaisedError
 
 from .buffer import IntermediateBuffer
 from .mtp import MTPRows, complete_frames
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 else:
     Upstream = object
 
+
+HIDDEN = "hidden"
+"""Key of the hidden rows ``[n, H]`` in inter-stage outputs; they never reach a client."""
 
 LOG_ROWS = 1 << 18
 """Rows of the step log that are kept, the newest; tens of MB at most."""
@@ -160,8 +163,13 @@ class OmniGPUModelRunner(Upstream):
     # -- forward ------------------------------------------------------------------------------------------------------
 
     def _model_forward(self, *args: Any, **kwargs: Any) -> Any:
-        result = super()._model_forward(*args, **kwargs)
         self._omni_output = None
+        try:
+            result = super()._model_forward(*args, **kwargs)
+        except Exception as error:
+            # The engine lives on: these requests end with the error, and their blocks leave the prefix cache.
+            self._fail_step(HookRaisedError("forward", f"{type(error).__name__}: {error}"))
+            return self.inputs_embeds.gpu.new_zeros(kwargs["positions"].shape[-1], self.model_config.get_hidden_size())
         if self._capabilities.has_make_omni_output:
             try:
                 made = call_hook("make_omni_output", self.model.make_omni_output, result, **self._build_model_kwargs_extra())
@@ -197,6 +205,9 @@ class OmniGPUModelRunner(Upstream):
         result = super().sample_tokens(grammar_output)
         if state is None:
             return result
+        drafts = state.scheduler_output.scheduled_spec_decode_tokens
+        if drafts and isinstance(result, ModelRunnerOutput):
+            self._drop_rejected(drafts, result.sampled_token_ids)
         if self._capabilities.has_postprocess:
             self._postprocess(state.hidden_states)
         outputs, inter_stage = self._collect(state.hidden_states)
@@ -207,6 +218,13 @@ class OmniGPUModelRunner(Upstream):
         if isinstance(result, AsyncModelRunnerOutput):
             return OmniAsyncOutput(result, inter_stage, outputs, failed)
         return OmniModelRunnerOutput.wrap(result, inter_stage, outputs, failed)
+
+    def _drop_rejected(self, drafts: Mapping[str, list[int]], sampled: list[list[int]]) -> None:
+        """Cut rejected drafts off their rows: they are no positions of the request."""
+        for index, row in enumerate(self._rows):
+            drafted = len(drafts.get(row.req_id, ()))
+            if drafted and sampled[index]:
+                self._rows[index] = row._replace(span=row.span - drafted + len(sampled[index]) - 1)
 
     def _postprocess(self, hidden: torch.Tensor) -> None:
         """Call ``postprocess`` with the rows of positions it has not seen yet: a replay never moves state back."""
@@ -230,21 +248,24 @@ class OmniGPUModelRunner(Upstream):
     def _collect(self, hidden: torch.Tensor) -> tuple[Outputs, Outputs]:
         """Client-facing and inter-stage outputs of this step, built apart; two empty dicts when there is nothing."""
         values = self._omni_output.multimodal_outputs if self._omni_output is not None else None
-        if not values and not self._new_codes and not self._capabilities.include_hidden:
+        if self._capabilities.include_hidden:
+            values = {**(values or {}), HIDDEN: hidden}
+        if not values and not self._new_codes:
             return {}, {}
-        num_tokens = self._rows[-1].end
         try:
-            outputs = slice_outputs(self._rows, values, num_tokens)
+            inter_stage = slice_outputs(self._rows, values, self._rows[-1].end, self.model_intermediate_buffer.outputs)
         except ContractError as error:
             self._fail_step(error)
             return {}, {}
         for req_id, codes in self._new_codes.items():
-            outputs.setdefault(req_id, {})[CODES] = codes
-        inter_stage = {req_id: dict(named) for req_id, named in outputs.items()}
-        if self._capabilities.include_hidden:
-            for req_id, named in slice_outputs(self._rows, {"hidden": hidden[:num_tokens]}, num_tokens).items():
-                inter_stage.setdefault(req_id, {}).update(named)
-        return outputs, inter_stage
+            inter_stage.setdefault(req_id, {})[CODES] = codes
+        return _client_facing(inter_stage), inter_stage
+
+
+def _client_facing(outputs: Outputs) -> Outputs:
+    """The outputs without what only the next stage may see."""
+    shown = ((req_id, {key: value for key, value in named.items() if key != HIDDEN}) for req_id, named in outputs.items())
+    return {req_id: named for req_id, named in shown if named}
 
 
 class _Unwrapped:

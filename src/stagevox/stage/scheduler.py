@@ -25,7 +25,7 @@ from vllm.v1.request import Request, RequestStatus
 from stagevox.config.objects import load_attribute
 from stagevox.connectors.base import Chunk, ChunkProcessor
 from stagevox.contract import merge_update
-from stagevox.errors import TextTooLongError
+from stagevox.errors import EmptyTextError, TextTooLongError
 
 from .payload import StageInput, StageOutput, StageRequest
 from .wait import WaitRoom, WaitState
@@ -65,8 +65,12 @@ class OmniSchedulerMixin(Upstream):
         self.omni_requests[request.req_id] = request
         if request.prompt_token_ids is None:
             self.wait_room[request.req_id] = WaitState.WAITING_FOR_INPUT
-        else:
+            return
+        try:
             self._admit(request, StageInput(prompt_token_ids=request.prompt_token_ids))
+        except Exception:
+            self._forget(request.req_id)
+            raise
 
     def omni_deliver(self, chunk: Chunk) -> None:
         """Take an upstream chunk; it is read when the next step is scheduled."""
@@ -90,7 +94,8 @@ class OmniSchedulerMixin(Upstream):
                 self.omni_fail({request.req_id: error})
 
     def _accept(self, request: StageRequest, given: StageInput) -> None:
-        if self.wait_room.get(request.req_id) is WaitState.WAITING_FOR_INPUT:
+        waits = self.wait_room.get(request.req_id) is WaitState.WAITING_FOR_INPUT
+        if waits and (given.prompt_token_ids or given.end):
             self._admit(request, given)
         else:
             self._ride(request.req_id, given.payload)
@@ -98,9 +103,10 @@ class OmniSchedulerMixin(Upstream):
     def _admit(self, request: StageRequest, given: StageInput) -> None:
         assert self.make_request is not None
         self._check_length(len(given.prompt_token_ids))
-        self.wait_room.pop(request.req_id, None)
         self.add_request(self.make_request(request, given))
-        self._ride(request.req_id, merge_update(request.payload, given.payload))
+        self.wait_room.pop(request.req_id, None)
+        early = self._payloads.pop(request.req_id, _NOTHING)
+        self._ride(request.req_id, merge_update(merge_update(request.payload, early), given.payload))
 
     def _ride(self, req_id: str, payload: Mapping[str, Any]) -> None:
         if payload:
@@ -108,6 +114,8 @@ class OmniSchedulerMixin(Upstream):
 
     def _check_length(self, positions: int) -> None:
         room = self.max_model_len - 1
+        if positions == 0:
+            raise EmptyTextError("text", f"gives stage {self.stage.name} no positions")
         if positions > room:
             raise TextTooLongError("text", f"needs {positions} positions in stage {self.stage.name}, which has {room}")
 

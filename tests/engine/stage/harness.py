@@ -19,7 +19,7 @@ ENGINE_ARGS = {
     "skip_tokenizer_init": True,
     "block_size": 32,
     "max_model_len": 128,
-    "max_num_batched_tokens": 128,
+    "max_num_batched_tokens": 256,
     "max_num_seqs": 4,
     "kv_cache_memory_bytes": 4 << 20,
     "gpu_memory_utilization": 0.02,
@@ -84,14 +84,20 @@ class Harness:
                 self.finish[name], self.error[name] = out.finish_reason, out.error
         return outputs
 
-    def run(self, limit=2000):
+    def run(self):
         """Step until there is nothing to do."""
-        steps = 0
-        while self.engine.has_work():
-            self.step()
-            steps += 1
-            assert steps < limit, "the engine never came to rest"
+        for _ in self.steps():
+            pass
         return self
+
+    def steps(self, limit=2000):
+        """Step by step until there is nothing to do."""
+        for step in range(limit):
+            if not self.engine.has_work():
+                return
+            self.step()
+            yield step
+        raise AssertionError("the engine never came to rest")
 
     def trace(self, name):
         return [row for row in self.engine.trace() if row.req_id == self.ids[name]]

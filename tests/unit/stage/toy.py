@@ -194,7 +194,10 @@ class Steps:
     def finish(self):
         """Forward, sampling and what follows it; returns the step's output. Rows that reached the newest token get one more."""
         runner = self.runner
-        runner.execute_model_state = SimpleNamespace(hidden_states=runner.inputs_embeds.gpu[: self.result[1].shape[0]].clone())
+        runner.execute_model_state = SimpleNamespace(
+            hidden_states=runner.inputs_embeds.gpu[: self.result[1].shape[0]].clone(),
+            scheduler_output=SimpleNamespace(scheduled_spec_decode_tokens={}),
+        )
         out = runner.sample_tokens(None)
         for name, where in self.spans.items():
             self.computed[name] += where.stop - where.start
