@@ -43,6 +43,11 @@ def test_a_cap_of_the_model_holds_and_never_raises_what_was_asked(asked, given):
     assert sampling_params({"max_tokens": asked}, {"max_tokens": 30}, 100).max_tokens == given
 
 
+@pytest.mark.parametrize(("asked", "given"), [(90, 30), (30, 30), (10, 10), (None, 0)])
+def test_a_minimum_gives_way_to_the_cap(asked, given):
+    assert sampling_params({"min_tokens": asked}, {"max_tokens": 30}, 100).min_tokens == given
+
+
 def test_zero_tokens_are_not_taken_for_no_limit():
     with pytest.raises(VLLMValidationError, match="max_tokens must be at least 1, got 0"):
         sampling_params({"max_tokens": 0}, {}, 100)
