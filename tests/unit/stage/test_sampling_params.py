@@ -3,7 +3,7 @@
 import pytest
 from vllm.exceptions import VLLMValidationError
 
-from stagevox.stage.engine import sampling_params
+from stagevox.stage.sampling import sampling_params
 
 
 def test_constraints_lie_over_what_the_client_sent():
