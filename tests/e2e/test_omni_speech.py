@@ -94,7 +94,7 @@ def test_the_borders_of_streamed_chunks_add_nothing(omni: Omni, expected: dict[s
             pieces.append(np.asarray(event.output.multimodal[WAVEFORM]))
 
     (result,) = omni.generate(text, on_event=listen)
-    assert len(pieces) >= 5, "not streamed"
+    assert len(pieces) >= 3, "not streamed"
     assert all(len(piece) % SAMPLES_PER_FRAME == 0 for piece in pieces)
     np.testing.assert_array_equal(np.concatenate(pieces), result.audio)
     assert_says(result, text, expected[text])
