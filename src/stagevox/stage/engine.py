@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -38,6 +39,7 @@ class StageEngine:
         _open.add(self)
         self._scheduler: Any = self._core.scheduler
         self._scheduler.make_request = self._make_request
+        self._unshared = itertools.count()
         self._max_model_len = config.model_config.max_model_len
 
     def add(self, request: StageRequest) -> None:
@@ -93,6 +95,10 @@ class StageEngine:
         else:
             self._core.shutdown()
 
+    def _own_salt(self) -> str | None:
+        """A salt that no other request has, if ids alone don't say what a block holds and nobody gave a digest."""
+        return f"unshared-{next(self._unshared)}" if self._scheduler.stage.has_preprocess else None
+
     def _make_request(self, request: StageRequest, given: StageInput) -> Request:
         fields = {**self._spec.sampling, **request.sampling, **given.sampling}
         made, _ = self._core.preprocess_add_request(
@@ -106,7 +112,7 @@ class StageEngine:
                 pooling_params=None,
                 arrival_time=time.time(),
                 lora_request=None,
-                cache_salt=given.cache_salt or request.cache_salt,
+                cache_salt=given.cache_salt or request.cache_salt or self._own_salt(),
                 data_parallel_rank=None,
             )
         )

@@ -46,6 +46,7 @@ def make_config(spec: StageSpec, overrides: Mapping[str, Any], *, record: bool =
         chunk_processor=spec.chunk_processor,
         input_adapter=spec.input_adapter,
         has_talker_mtp=capabilities.has_talker_mtp,
+        has_preprocess=capabilities.has_preprocess,
     )
     args = EngineArgs(
         model=str(spec.checkpoint),
