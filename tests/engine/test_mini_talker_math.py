@@ -26,7 +26,7 @@ from stagevox.errors import CheckpointError, ContractError, MissingStateError
 from stagevox.models.mini.pieces import WEIGHTS
 from stagevox.models.mini.talker import MiniTalkerForCausalLM
 from stagevox.models.mini.topology import stages
-from stagevox.stage.engine import make_config
+from stagevox.stage.vllm_config import make_config
 from support.talker_stage import PROMPT_LEN, speak, talker_engine
 
 TEXT = "seven plus three is ten"

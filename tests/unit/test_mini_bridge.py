@@ -268,7 +268,7 @@ def test_the_front_end_refuses_before_any_engine_works(text, voice, error):
 
 def test_no_client_can_undo_the_models_stop_ids():
     pytest.importorskip("vllm")
-    from stagevox.stage.engine import sampling_params
+    from stagevox.stage.sampling import sampling_params
 
     thinker, talker, _ = stages()
     params = sampling_params({**talker.sampling, "stop_token_ids": [3], "temperature": 0.7, "seed": 1}, talker.constraints, 99)

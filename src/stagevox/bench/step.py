@@ -122,7 +122,9 @@ class _Hooked:
         for i, req_id in enumerate(self.ids):
             rows = torch.randn(7, 128, generator=torch.Generator().manual_seed(i)) * 0.05
             self.engine.add(
-                StageRequest(req_id, _prompt(i), {"temperature": 0, "max_tokens": steps, "ignore_eos": True}, {ROWS: rows})
+                StageRequest(
+                    req_id, _prompt(i), {"temperature": 0, "max_tokens": steps, "ignore_eos": True}, {ROWS: rows.unbind()}
+                )
             )
 
     def step(self) -> float:

@@ -14,7 +14,7 @@ from stagevox.contract import NUM_COMPUTED_TOKENS, BatchResult, RowResult, Updat
 
 ARCHITECTURE = "StagevoxTinyHooked"
 ROWS = "rows"
-"""State: ``[K, H]``, the conditioning; position p takes row ``p % K``."""
+"""State: K tensors ``[H]``, the conditioning; position p takes row ``p % K``."""
 
 
 class TinyHooked(Qwen2ForCausalLM):
@@ -25,8 +25,8 @@ class TinyHooked(Qwen2ForCausalLM):
     def preprocess(self, input_ids: torch.Tensor, input_embeds: torch.Tensor, **info: Any) -> RowResult:
         """Add the rows of the span's positions."""
         rows, first = info[ROWS], info[NUM_COMPUTED_TOKENS]
-        positions = torch.arange(first, first + len(input_ids)) % len(rows)
-        return input_ids, input_embeds + rows[positions], {}
+        span = [rows[position % len(rows)] for position in range(first, first + len(input_ids))]
+        return input_ids, input_embeds + torch.stack(span), {}
 
     def preprocess_decode_batch(self, *, input_ids: torch.Tensor, req_infos: Sequence[Mapping[str, Any]]) -> BatchResult:
         """The same for single positions of several requests."""

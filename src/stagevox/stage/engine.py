@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import json
+import itertools
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic import ValidationError
-from vllm.config import VllmConfig
-from vllm.engine.arg_utils import EngineArgs
-from vllm.model_executor.models import ModelRegistry
-from vllm.platforms import current_platform
-from vllm.plugins import load_general_plugins
-from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor import Executor
@@ -21,13 +14,11 @@ from vllm.v1.request import Request
 
 from stagevox.config.topology import StageSpec
 from stagevox.connectors.base import Chunk
-from stagevox.contract import Capabilities, StageExecutionType
-from stagevox.errors import CapabilityError, CheckpointError
+from stagevox.errors import CapabilityError
 
-from .engine_args import check_engine_args
 from .payload import StageInput, StageOutput, StageRequest, StepRow
-from .plugin import register
-from .wire import StageSettings
+from .sampling import sampling_params
+from .vllm_config import first_reason, make_config
 
 # Engines of this process. vLLM's shutdown destroys the process groups that all of them share: only the last one may call it.
 _open: set[StageEngine] = set()
@@ -48,6 +39,7 @@ class StageEngine:
         _open.add(self)
         self._scheduler: Any = self._core.scheduler
         self._scheduler.make_request = self._make_request
+        self._unshared = itertools.count()
         self._max_model_len = config.model_config.max_model_len
 
     def add(self, request: StageRequest) -> None:
@@ -103,6 +95,10 @@ class StageEngine:
         else:
             self._core.shutdown()
 
+    def _own_salt(self) -> str | None:
+        """A salt that no other request has, if ids alone don't say what a block holds and nobody gave a digest."""
+        return f"unshared-{next(self._unshared)}" if self._scheduler.stage.has_preprocess else None
+
     def _make_request(self, request: StageRequest, given: StageInput) -> Request:
         fields = {**self._spec.sampling, **request.sampling, **given.sampling}
         made, _ = self._core.preprocess_add_request(
@@ -116,105 +112,8 @@ class StageEngine:
                 pooling_params=None,
                 arrival_time=time.time(),
                 lora_request=None,
-                cache_salt=given.cache_salt or request.cache_salt,
+                cache_salt=given.cache_salt or request.cache_salt or self._own_salt(),
                 data_parallel_rank=None,
             )
         )
         return made
-
-
-def sampling_params(fields: Mapping[str, Any], constraints: Mapping[str, Any], room: int) -> SamplingParams:
-    """The client's parameters with the model's constraints laid over them.
-
-    Lists such as ``stop_token_ids`` are joined; ``max_tokens`` is the least of the client's, the model's and the ``room`` that
-    the context leaves.
-    """
-    merged = dict(fields)
-    for key, value in constraints.items():
-        old = merged.get(key)
-        merged[key] = [*old, *(item for item in value if item not in old)] if isinstance(value, list) and old else value
-    caps = [fields.get("max_tokens"), constraints.get("max_tokens"), room]
-    merged["max_tokens"] = min(cap for cap in caps if cap is not None)
-    merged.setdefault("detokenize", False)
-    return SamplingParams(**merged)
-
-
-def make_config(spec: StageSpec, overrides: Mapping[str, Any], *, record: bool = False) -> VllmConfig:
-    """The vLLM config of a stage; raises a :class:`stagevox.errors.ConfigError` for what can't work."""
-    if spec.execution_type is StageExecutionType.DIFFUSION:
-        raise CapabilityError(spec.name, "no runtime for diffusion stages yet", ["ar", "generation"])
-    check_engine_args(spec.name, overrides)
-    register()
-    load_general_plugins()
-    capabilities = Capabilities.of(_import_model_class(spec))
-    cpu = current_platform.is_cpu()
-    arguments = {**spec.engine_args, **overrides}
-    generation = spec.execution_type is StageExecutionType.GENERATION
-    async_scheduling = bool(arguments.pop("async_scheduling", not (cpu or generation)))
-    if generation and async_scheduling:
-        raise CapabilityError(f"{spec.name}.async_scheduling", "a generation stage has no sampler to run ahead of", ["false"])
-    if arguments.get("speculative_config") is not None:
-        _refuse_speculation(f"{spec.name}.speculative_config", capabilities, ahead=async_scheduling and cpu)
-    settings = StageSettings(
-        name=spec.name,
-        execution_type=spec.execution_type,
-        async_scheduling=async_scheduling,
-        record=record,
-        chunk_processor=spec.chunk_processor,
-        input_adapter=spec.input_adapter,
-        has_talker_mtp=capabilities.has_talker_mtp,
-    )
-    args = EngineArgs(
-        model=str(spec.checkpoint),
-        async_scheduling=async_scheduling,
-        worker_cls="stagevox.stage.worker." + ("OmniCPUWorker" if cpu else "OmniGPUWorker"),
-        scheduler_cls=_scheduler_class(spec.execution_type, async_scheduling),
-        distributed_executor_backend="vllm.v1.executor.uniproc_executor.UniProcExecutor",
-        additional_config=settings.to_config(),
-        **{"use_tqdm_on_load": False, **arguments},
-    )
-    try:
-        return args.create_engine_config()
-    except (ValueError, TypeError) as error:  # pydantic's ValidationError is a ValueError
-        raise CapabilityError(spec.name, first_reason(error)) from error
-
-
-def _import_model_class(spec: StageSpec) -> type:
-    """Import the checkpoint's model class now; raises :class:`CheckpointError` if there is none.
-
-    It is needed here anyway, and vLLM looks at a class that it has not imported yet in a process of its own, for seconds.
-    """
-    config = spec.checkpoint / "config.json"
-    names = json.loads(config.read_text(encoding="utf-8")).get("architectures") or []
-    for name in names:
-        registered = ModelRegistry.models.get(name)
-        if registered is None:
-            continue
-        model_class: type = registered.load_model_cls()
-        if not hasattr(registered, "model_cls"):
-            ModelRegistry.register_model(name, model_class)
-        return model_class
-    raise CheckpointError(spec.name, f"{config}: no known architecture in {names}")
-
-
-def first_reason(error: Exception) -> str:
-    """The first reason of a validation error, in one line."""
-    if isinstance(error, ValidationError):
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        return " ".join(f"{where} {first['msg']}".split())
-    return " ".join(str(error).split())
-
-
-def _scheduler_class(execution_type: StageExecutionType, async_scheduling: bool) -> str:
-    if execution_type is StageExecutionType.GENERATION:
-        return "stagevox.stage.scheduler.OmniGenerationScheduler"
-    return "stagevox.stage.scheduler." + ("OmniAsyncARScheduler" if async_scheduling else "OmniARScheduler")
-
-
-def _refuse_speculation(field: str, capabilities: Capabilities, *, ahead: bool) -> None:
-    """Models that can't be verified several positions at a time; ``ahead``: scheduling runs ahead of the CPU (RT-8)."""
-    if capabilities.has_talker_mtp:
-        raise CapabilityError(field, "verify positions lack the hidden state that runner-managed MTP needs", ["null"])
-    if ahead and (capabilities.has_preprocess or capabilities.has_postprocess):
-        raise CapabilityError(field, "hooks with speculation need synchronous scheduling on a CPU", ["async_scheduling=false"])

@@ -198,13 +198,22 @@ class OmniGPUModelRunner(Upstream):
 
     # -- after forward ------------------------------------------------------------------------------------------------
 
-    @torch.inference_mode()
     def sample_tokens(self, grammar_output: Any) -> ModelRunnerOutput | AsyncModelRunnerOutput | Any:
         """Sample, then keep what the next step needs and hand out what this one made."""
         state = self.execute_model_state
         result = super().sample_tokens(grammar_output)
-        if state is None:
+        if state is None or not (self._has_afterwork or self._new_codes or self.model_intermediate_buffer.failed):
             return result
+        return self._after_sampling(state, result)
+
+    @property
+    def _has_afterwork(self) -> bool:
+        """True if this step's hidden states or outputs are anyone's business but the sampler's."""
+        capabilities = self._capabilities
+        return capabilities.has_postprocess or capabilities.include_hidden or self._omni_output is not None
+
+    @torch.inference_mode()
+    def _after_sampling(self, state: Any, result: Any) -> Any:
         drafts = state.scheduler_output.scheduled_spec_decode_tokens
         if drafts and isinstance(result, ModelRunnerOutput):
             self._drop_rejected(drafts, result.sampled_token_ids)
@@ -297,11 +306,15 @@ class CPUARModelRunner(OmniGPUModelRunner, CPUModelRunner):
         return None  # nothing to overlap: see plugin.CPUAsyncOutput
 
     def _sample(self, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:
-        count = self.input_batch.num_reqs
-        with keep_generators(self.input_batch.generators, self.discard_request_mask.np[:count]):
+        generators = self.input_batch.generators
+        if not generators:
+            return super()._sample(logits, spec_decode_metadata)
+        with keep_generators(generators, self.discard_request_mask.np[: self.input_batch.num_reqs]):
             return super()._sample(logits, spec_decode_metadata)
 
     def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.input_batch.generators:
+            return super()._bookkeeping_sync(*args, **kwargs)
         with without_offsets(self.input_batch):
             return super()._bookkeeping_sync(*args, **kwargs)
 

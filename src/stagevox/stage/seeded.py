@@ -17,9 +17,6 @@ import torch
 @contextmanager
 def keep_generators(generators: dict[int, torch.Generator], discarded: np.ndarray) -> Iterator[None]:
     """Restore, on exit, the generators of the rows that ``discarded [num_reqs]`` marks."""
-    if not generators:
-        yield
-        return
     saved = [
         (generators[int(row)], generators[int(row)].get_state()) for row in np.flatnonzero(discarded) if int(row) in generators
     ]
@@ -32,9 +29,6 @@ def keep_generators(generators: dict[int, torch.Generator], discarded: np.ndarra
 def without_offsets(batch: Any) -> Iterator[None]:
     """Hide ``batch.generators`` from code that would wind them back by offset."""
     generators = batch.generators
-    if not generators:
-        yield
-        return
     batch.generators = {}
     try:
         yield

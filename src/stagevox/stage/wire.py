@@ -29,6 +29,8 @@ class StageSettings:
     chunk_processor: str | None = None
     input_adapter: str | None = None
     has_talker_mtp: bool = False
+    has_preprocess: bool = False
+    """What a position computes depends on more than its token: requests share cached blocks only under a common salt."""
 
     def to_config(self) -> dict[str, Any]:
         """As ``additional_config``: plain values, so that it crosses processes."""

@@ -37,6 +37,10 @@ def spec_of(checkpoint, *, kind=StageExecutionType.AR, **kwargs):
     return StageSpec("toy", kind, checkpoint, engine_args=args, **kwargs)
 
 
+NO_SALT = object()
+"""For a request that comes without a salt; by default each gets its own."""
+
+
 class Harness:
     """One engine for many tests; ``begin`` starts a test with fresh names."""
 
@@ -63,7 +67,7 @@ class Harness:
         limits = {} if count is None else {"max_tokens": count, "ignore_eos": True}
         fields = {"temperature": 0.0, **limits, **(sampling or {})}
         prompt = None if prompt is None else list(prompt)
-        self.engine.add(StageRequest(req_id, prompt, fields, payload, cache_salt=salt or req_id))
+        self.engine.add(StageRequest(req_id, prompt, fields, payload, cache_salt=None if salt is NO_SALT else salt or req_id))
 
     def deliver(self, name, *, end=False, **data):
         self.engine.deliver(Chunk(self.ids[name], next(self.seq[name]), end, data))

@@ -4,7 +4,7 @@ import pytest
 
 from stagevox.contract import StageExecutionType
 from stagevox.errors import CapabilityError
-from stagevox.stage.engine import make_config
+from stagevox.stage.vllm_config import make_config
 from tests.engine.stage.harness import Harness, spec_of
 
 

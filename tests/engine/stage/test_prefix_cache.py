@@ -2,6 +2,8 @@
 
 import pytest
 
+from tests.engine.stage.harness import NO_SALT
+
 pytestmark = pytest.mark.covers("RT-8")
 
 MODES = [{}, {"async_scheduling": True}]
@@ -19,6 +21,16 @@ def test_same_ids_with_other_conditioning_get_their_own_output(engine, oracle, p
     assert (stage.tokens["b"], stage.codes["b"]) == (second.tokens, second.codes)
     assert (stage.tokens["a2"], stage.codes["a2"]) == (first.tokens, first.codes)
     assert [stage.trace(name)[0].num_computed for name in ("a", "b", "a2")] == [0, 0, 64]
+
+
+def test_without_a_salt_nothing_is_shared(engine, oracle, prompt, rows):
+    stage = engine("ToyMTP")
+    for name, seed in (("a", 1), ("b", 2)):
+        stage.add(name, prompt(70, 3), 8, rows=rows(seed), salt=NO_SALT)
+        stage.run()
+        said = oracle.say(prompt(70, 3), 8, rows=rows(seed), mtp=True)
+        assert (stage.tokens[name], stage.codes[name]) == (said.tokens, said.codes)
+    assert [stage.trace(name)[0].num_computed for name in ("a", "b")] == [0, 0]
 
 
 def test_the_salt_of_the_input_counts(engine, prompt, rows):

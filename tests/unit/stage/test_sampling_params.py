@@ -3,7 +3,7 @@
 import pytest
 from vllm.exceptions import VLLMValidationError
 
-from stagevox.stage.engine import sampling_params
+from stagevox.stage.sampling import sampling_params
 
 
 def test_constraints_lie_over_what_the_client_sent():
@@ -41,6 +41,11 @@ def test_token_ids_are_not_turned_into_text_unless_asked_for():
 @pytest.mark.parametrize(("asked", "given"), [(90, 30), (30, 30), (10, 10)])
 def test_a_cap_of_the_model_holds_and_never_raises_what_was_asked(asked, given):
     assert sampling_params({"max_tokens": asked}, {"max_tokens": 30}, 100).max_tokens == given
+
+
+@pytest.mark.parametrize(("asked", "given"), [(90, 30), (30, 30), (10, 10), (None, 0)])
+def test_a_minimum_gives_way_to_the_cap(asked, given):
+    assert sampling_params({"min_tokens": asked}, {"max_tokens": 30}, 100).min_tokens == given
 
 
 def test_zero_tokens_are_not_taken_for_no_limit():

@@ -11,6 +11,10 @@ from stagevox.stage.payload import StageRequest
 from .pieces import WEIGHTS
 from .text import ThinkerTokenizer
 
+SPEAKABLE_PIECES = 56
+"""The longest text that is taken, counted at most. Of random words the Talker loses its way in few texts below 48 pieces, and in
+every third to second above 54 (see :class:`.pieces.PieceTable`); what is counted at 56 is mostly shorter once it is words."""
+
 
 class MiniFrontEnd:
     """Checks texts and voices before any engine works (:class:`stagevox.config.topology.FrontEnd`)."""
@@ -19,7 +23,7 @@ class MiniFrontEnd:
     sample_rate: int
 
     def __init__(self, checkpoint: Path = WEIGHTS) -> None:
-        self._tokenizer = ThinkerTokenizer(checkpoint / "thinker" / "tokens.json")
+        self._tokenizer = ThinkerTokenizer(checkpoint / "thinker" / "tokens.json", SPEAKABLE_PIECES)
         self.voices = tuple(json.loads((checkpoint / "talker" / "config.json").read_text(encoding="utf-8"))["voices"])
         self.sample_rate = json.loads((checkpoint / "code2wav" / "config.json").read_text(encoding="utf-8"))["sample_rate"]
 

@@ -157,16 +157,17 @@ class ThinkerTokenizer:
     sides. A digit has two: one at the start of a number, one inside (``1 2`` and ``12`` differ). ``table`` is the JSON that
     ships beside the weights.
 
-    ``pieces[id]`` is the most pieces of the voice that a token can become, the measure of length.
+    ``pieces[id]`` is the most pieces of the voice that a token can become, the measure of length. The model learnt texts of up
+    to the table's ``max_pieces``; a voice that can't speak that much sets a lower ``max_pieces``.
     """
 
-    def __init__(self, table: str | Path | None = None) -> None:
+    def __init__(self, table: str | Path | None = None, max_pieces: int | None = None) -> None:
         source = Path(table) if table else files("stagevox.models.mini") / "weights" / "thinker" / "tokens.json"
         data = json.loads(source.read_text(encoding="utf-8"))
         self.tokens: list[str] = data["special"] + data["words"] + data["written"]
         self.words: tuple[str, ...] = tuple(data["words"])
         self.max_input_tokens: int = data["max_input_tokens"]
-        self.max_pieces: int = data["max_pieces"]
+        self.max_pieces: int = min(data["max_pieces"], max_pieces or data["max_pieces"])
         self._id = {token: i for i, token in enumerate(self.tokens)}
         self.word_ids: dict[str, int] = {word: self._id[word] for word in self.words}
         self.pieces: list[int] = data["pieces"]
