@@ -37,7 +37,7 @@ def make_config(spec: StageSpec, overrides: Mapping[str, Any], *, record: bool =
     if generation and async_scheduling:
         raise CapabilityError(f"{spec.name}.async_scheduling", "a generation stage has no sampler to run ahead of", ["false"])
     if arguments.get("speculative_config") is not None:
-        _refuse_speculation(f"{spec.name}.speculative_config", capabilities, ahead=async_scheduling and cpu)
+        _refuse_speculation(f"{spec.name}.speculative_config", capabilities, ahead=async_scheduling)
     settings = StageSettings(
         name=spec.name,
         execution_type=spec.execution_type,
@@ -97,8 +97,8 @@ def _scheduler_class(execution_type: StageExecutionType, async_scheduling: bool)
 
 
 def _refuse_speculation(field: str, capabilities: Capabilities, *, ahead: bool) -> None:
-    """Models that can't be verified several positions at a time; ``ahead``: scheduling runs ahead of the CPU (RT-8)."""
+    """Models that can't be verified several positions at a time; ``ahead``: steps are scheduled before the one before is known (RT-8)."""
     if capabilities.has_talker_mtp:
         raise CapabilityError(field, "verify positions lack the hidden state that runner-managed MTP needs", ["null"])
     if ahead and (capabilities.has_preprocess or capabilities.has_postprocess):
-        raise CapabilityError(field, "hooks with speculation need synchronous scheduling on a CPU", ["async_scheduling=false"])
+        raise CapabilityError(field, "hooks with speculation need synchronous scheduling", ["async_scheduling=false"])
