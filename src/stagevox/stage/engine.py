@@ -22,7 +22,7 @@ from vllm.v1.request import Request
 from stagevox.config.topology import StageSpec
 from stagevox.connectors.base import Chunk
 from stagevox.contract import Capabilities, StageExecutionType
-from stagevox.errors import CapabilityError, CheckpointError
+from stagevox.errors import CapabilityError, CheckpointError, ConfigError, StagevoxError
 
 from .engine_args import check_engine_args
 from .payload import StageInput, StageOutput, StageRequest, StepRow
@@ -31,6 +31,19 @@ from .wire import StageSettings
 
 # Engines of this process. vLLM's shutdown destroys the process groups that all of them share: only the last one may call it.
 _open: set[StageEngine] = set()
+
+_SIZES = (
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "data_parallel_size",
+    "prefill_context_parallel_size",
+    "decode_context_parallel_size",
+    "nnodes",
+)
+"""Engine arguments that ask for more workers than one; vLLM would wait for the others for ever."""
+
+_SPECULATION = ("speculative_config", "spec_method", "spec_model", "spec_tokens")
+"""Engine arguments that turn speculation on."""
 
 
 class StageEngine:
@@ -45,6 +58,11 @@ class StageEngine:
             self._core = EngineCore(config, Executor.get_class(config), log_stats=False)
         except ValueError as error:  # such as a KV pool too small for one request
             raise CapabilityError(spec.name, first_reason(error)) from error
+        except StagevoxError:
+            raise
+        except Exception as error:  # whatever vLLM trips over: weights it can't read, settings it only asserts
+            reason = f"{type(error).__name__}: {first_reason(error)}"
+            raise ConfigError(spec.name, f"the engine can't start: {reason}") from error
         _open.add(self)
         self._scheduler: Any = self._core.scheduler
         self._scheduler.make_request = self._make_request
@@ -153,8 +171,12 @@ def make_config(spec: StageSpec, overrides: Mapping[str, Any], *, record: bool =
     async_scheduling = bool(arguments.pop("async_scheduling", not (cpu or generation)))
     if generation and async_scheduling:
         raise CapabilityError(f"{spec.name}.async_scheduling", "a generation stage has no sampler to run ahead of", ["false"])
-    if arguments.get("speculative_config") is not None:
-        _refuse_speculation(f"{spec.name}.speculative_config", capabilities, ahead=async_scheduling and cpu)
+    for size in _SIZES:
+        if arguments.get(size) not in (None, 1):
+            raise CapabilityError(f"{spec.name}.{size}", "a stage's engine is one worker in this process", ["1"])
+    for speculation in _SPECULATION:
+        if arguments.get(speculation) is not None:
+            _refuse_speculation(f"{spec.name}.{speculation}", capabilities, ahead=async_scheduling and cpu)
     settings = StageSettings(
         name=spec.name,
         execution_type=spec.execution_type,
@@ -174,9 +196,12 @@ def make_config(spec: StageSpec, overrides: Mapping[str, Any], *, record: bool =
         **{"use_tqdm_on_load": False, **arguments},
     )
     try:
-        return args.create_engine_config()
-    except (ValueError, TypeError) as error:  # pydantic's ValidationError is a ValueError
+        config = args.create_engine_config()
+    except Exception as error:
         raise CapabilityError(spec.name, first_reason(error)) from error
+    if config.model_config.runner_type != "generate":
+        raise CapabilityError(f"{spec.name}.runner", f"a stage can't be a {config.model_config.runner_type} engine", ["generate"])
+    return config
 
 
 def _import_model_class(spec: StageSpec) -> type:
@@ -186,8 +211,8 @@ def _import_model_class(spec: StageSpec) -> type:
     """
     config = spec.checkpoint / "config.json"
     names = json.loads(config.read_text(encoding="utf-8")).get("architectures") or []
-    for name in names:
-        registered = ModelRegistry.models.get(name)
+    for name in names if isinstance(names, list) else ():
+        registered = ModelRegistry.models.get(str(name))
         if registered is None:
             continue
         model_class: type = registered.load_model_cls()
@@ -203,7 +228,7 @@ def first_reason(error: Exception) -> str:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         return " ".join(f"{where} {first['msg']}".split())
-    return " ".join(str(error).split())
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _scheduler_class(execution_type: StageExecutionType, async_scheduling: bool) -> str:

@@ -137,6 +137,10 @@ def test_the_text_may_come_from_stdin(say, monkeypatch):
         (["a", "--temperature", "hot"], "temperature: not a number: 'hot'"),
         (["a", "--stage-overrides", "{"], "stage_overrides: not JSON: Expecting property name"),
         (["a", "--stage-overrides", "[" * 100000], "stage_overrides: not JSON: "),
+        (
+            ["a", "--stage-overrides", '{"talker": {"seed": 1}, "talker": {}}'],
+            "stage_overrides: not JSON: 'talker' stands there twice",
+        ),
         (["a", "--stage-overrides", "3"], "stage_overrides: not a mapping but a int"),
         (
             ["a", "--stage-overrides", '{"takler": {}}'],
