@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from stagevox.audio.stream import Samples, SampleStream
 from stagevox.config.env import prepare_inline_process
 from stagevox.connectors.local import LocalConnector
-from stagevox.errors import BadParameterError, ClosedError, ConfigError, RequestFailedError, StagevoxError
+from stagevox.errors import BadParameterError, BadRequestError, ClosedError, ConfigError, RequestFailedError, StagevoxError
 from stagevox.pipeline.events import ClientEvent, EmitOutput, FinishRequest
 from stagevox.pipeline.inline import InlineDriver
 from stagevox.pipeline.orchestrator import Orchestrator
@@ -79,6 +79,7 @@ class Omni:
         weakref.finalize(self, _close_all, self._stages)  # at the latest when the interpreter exits, while modules are whole
         self._driver: InlineDriver | None = None
         self._count = 0
+        self._busy = False
         prepare_inline_process()
         from stagevox.config.blueprint import Blueprint
 
@@ -86,6 +87,8 @@ class Omni:
             raise ConfigError("stage_overrides", "belong into the blueprint")
         self._blueprint = model if isinstance(model, Blueprint) else Blueprint.of(model, stage_overrides)
         self._blueprint.check_overrides()
+        if isinstance(deadline, bool) or not isinstance(deadline, int | float) or not deadline > 0:
+            raise ConfigError("deadline", f"not a number of seconds above 0: {deadline!r}")
         orchestrator = Orchestrator(self._blueprint.stages, deadline=deadline)
         try:
             for spec in self._blueprint.topology.stages:
@@ -120,14 +123,19 @@ class Omni:
         fails alone: its result has ``error``. ``on_event`` sees every stage's outputs as they come.
 
         Raises:
-            BadRequestError: parameters given for all prompts are wrong, or not one for each prompt.
+            BadRequestError: parameters given for all prompts are wrong, or not one for each prompt; or a call from inside another
+                one, such as from ``on_event``.
             ClosedError: after :meth:`close`.
         """
         driver = self._open()
-        prompts = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
+        if isinstance(prompts, str | Mapping):
+            prompts = [prompts]
+        elif isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
+            raise BadParameterError("prompts", f"not texts but a {type(prompts).__name__}")
+        prompts = list(prompts)
         params = self._params(sampling_params, len(prompts))
         before = driver.stats()
-        with _interrupts_between_rounds() as check, driver.cleared_on_error():
+        with self._alone(), _interrupts_between_rounds() as check, driver.cleared_on_error():
             answers = [self._submit(driver, prompt, param) for prompt, param in zip(prompts, params, strict=True)]
             by_id = {answer.req_id: answer for answer in answers}
             for event in driver.events(each_round=check):
@@ -138,6 +146,7 @@ class Omni:
                         by_id[req_id].finish(event)
                 if on_event is not None:
                     on_event(event)
+                    self._open()
         stats = tuple(after.since(was) for after, was in zip(driver.stats(), before, strict=True))
         return [answer.result(stats) for answer in answers]
 
@@ -173,6 +182,17 @@ class Omni:
         if self._driver is None:
             raise ClosedError("this Omni is closed")
         return self._driver
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Refuse a second call while one runs: it would take the events of the first."""
+        if self._busy:
+            raise BadRequestError("generate", "this Omni is in the middle of another call")
+        self._busy = True
+        try:
+            yield
+        finally:
+            self._busy = False
 
     def _params(self, given: Any, count: int) -> list[Mapping[str, Any] | None]:
         from stagevox.config.sampling import check_sampling

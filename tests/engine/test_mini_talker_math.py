@@ -23,6 +23,7 @@ from stagevox.contract import (
     PROMPT_LEN as PROMPT_LEN_FIELD,
 )
 from stagevox.errors import CheckpointError, ContractError, MissingStateError
+from stagevox.models.mini.layers import linear
 from stagevox.models.mini.pieces import WEIGHTS
 from stagevox.models.mini.talker import MiniTalkerForCausalLM
 from stagevox.models.mini.topology import stages
@@ -250,10 +251,17 @@ def test_hidden_states_are_the_oracles(oracle, budget):
     engine.close()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_layer_works_in_every_type_an_operator_may_choose(dtype):
+    """oneDNN has no float16 product on most CPUs."""
+    weight, bias, x = torch.randn(8, 16).to(dtype), torch.randn(8).to(dtype), torch.randn(3, 16).to(dtype)
+    torch.testing.assert_close(linear(weight, bias)(x), F.linear(x, weight, bias), atol=0.1, rtol=0.1)
+
+
 # -- weights ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fault", ["missing", "extra", "misshapen"])
+@pytest.mark.parametrize("fault", ["missing", "extra", "misshapen", "nan"])
 @pytest.mark.parametrize("key", ["talker.layers.2.qkv", "talker.codec_embedding.1", "code_predictor.in.weight"])
 def test_a_checkpoint_that_does_not_fit_is_refused_by_key(fault, key):
     tensors = load_file(WEIGHTS / "talker" / "model.safetensors")
@@ -262,6 +270,8 @@ def test_a_checkpoint_that_does_not_fit_is_refused_by_key(fault, key):
     elif fault == "extra":
         key += ".extra"
         tensors[key] = torch.zeros(1)
+    elif fault == "nan":
+        tensors[key][-1, -1] = torch.nan
     else:
         tensors[key] = tensors[key].t().contiguous()[:-1]
     with pytest.raises(CheckpointError, match=key.replace(".", r"\.")):

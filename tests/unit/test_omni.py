@@ -159,7 +159,7 @@ def test_sampling_parameters_reach_their_stage(omni, fake_model):
     for stage in fake_model.stages.values():
         add = stage.add
         stage.add = lambda request, add=add, name=stage.name: (seen.update({name: request.sampling}), add(request))
-    omni.generate("abc", {"temperature": 0, "seed": np.int64(3), "top_p": None, "thinker": {"max_tokens": 2}})
+    omni.generate("abc", {"temperature": np.float32(0), "seed": np.int64(3), "top_p": None, "thinker": {"max_tokens": 2}})
     assert seen == {"thinker": {"max_tokens": 2}, "talker": {"temperature": 0, "seed": 3}, "code2wav": {}}
     assert type(seen["talker"]["seed"]) is int
 
@@ -179,6 +179,9 @@ def test_a_cap_is_told(omni):
         ({"temperature": -0.1}, "temperature"),
         ({"temperature": "hot"}, "temperature"),
         ({"temperature": True}, "temperature"),
+        ({"temperature": 2.1}, "temperature"),
+        ({"temperature": 10**400}, "temperature"),
+        ({"temperature": np.float32("nan")}, "temperature"),
         ({"seed": -1}, "seed"),
         ({"seed": 1.5}, "seed"),
         ({"seed": "1"}, "seed"),
@@ -190,6 +193,8 @@ def test_a_cap_is_told(omni):
         ({"max_tokens": 0}, "max_tokens"),
         ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
         ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"repetition_penalty": 5e-324}, "repetition_penalty"),
+        ({"repetition_penalty": 1e308}, "repetition_penalty"),
         ({"temprature": 1}, "temprature"),
         ({"stop_token_ids": [1]}, "stop_token_ids"),
         ({"thinker": {"seed": -1}}, "thinker.seed"),
@@ -206,6 +211,39 @@ def test_bad_sampling_parameters_are_named(omni, params, field):
         omni.generate("abc", params)
     assert caught.value.field == field
     omni.assert_idle()
+
+
+@pytest.mark.parametrize("prompts", [None, 3, b"abc"])
+def test_prompts_that_are_no_texts_are_named(omni, prompts):
+    with pytest.raises(BadParameterError, match="^prompts: not texts but a "):
+        omni.generate(prompts)
+    assert [result.error for result in omni.generate(text for text in ("abc", "ab"))] == [None, None]
+
+
+@pytest.mark.parametrize("deadline", [0, -1, math.nan, "1", None, True])
+def test_a_deadline_that_is_no_time_starts_no_engine(fake_model, deadline):
+    with pytest.raises(ConfigError, match="^deadline: "):
+        Omni("fake", deadline=deadline)
+    assert fake_model.started == []
+
+
+def test_a_call_inside_a_call_is_refused_and_harms_nobody(omni):
+    refused = []
+
+    def again(event):
+        with pytest.raises(BadRequestError, match="^generate: "):
+            omni.generate("b")
+        refused.append(event)
+
+    assert [result.finish_reason for result in omni.generate(["abc", "ab"], on_event=again)] == ["stop", "stop"]
+    assert refused
+    omni.assert_idle()
+    assert omni.generate("abc")[0].finish_reason == "stop"
+
+
+def test_closed_while_it_speaks(omni):
+    with pytest.raises(ClosedError):
+        omni.generate("abc", on_event=lambda event: omni.close())
 
 
 def test_sampling_parameters_for_no_stage(omni):

@@ -12,7 +12,7 @@ from stagevox.contract import Capabilities, StageExecutionType
 from stagevox.errors import CheckpointError, UnknownModelError
 from stagevox.models.mini.config import MiniCode2WavConfig, MiniTalkerConfig
 from stagevox.models.mini.pieces import WEIGHTS
-from stagevox.models.mini.topology import FILES
+from stagevox.models.mini.topology import FILES, FIXED
 from stagevox.models.registry import ARCHITECTURES, register_models, resolve_topology
 
 
@@ -23,12 +23,12 @@ def load(path: str):
 
 @pytest.fixture
 def folder(tmp_path):
-    """A whole checkpoint; weights stay empty, since nothing here loads them."""
+    """A whole checkpoint; weights stay empty but for the Thinker's, whose header is looked at."""
     for stage, names in FILES.items():
         (tmp_path / stage).mkdir()
         for name in names:
             source = WEIGHTS / stage / name
-            if name.endswith(".json") and source.exists():
+            if (name.endswith(".json") and source.exists()) or stage == "thinker":
                 shutil.copyfile(source, tmp_path / stage / name)
             else:
                 (tmp_path / stage / name).touch()
@@ -97,6 +97,47 @@ def test_another_vocabulary_is_refused(folder):
 def test_a_config_that_is_no_json_is_a_checkpoint_error(folder, stage):
     (folder / stage / "config.json").write_text("{")
     with pytest.raises(CheckpointError, match=f"{stage}/config.json"):
+        resolve_topology(folder)
+
+
+def edit(path, **fields):
+    config = {**json.loads(path.read_text()), **fields}
+    path.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+
+
+@pytest.mark.parametrize(("stage", "field"), [(stage, field) for stage, fields in FIXED.items() for field in fields])
+@pytest.mark.parametrize("value", [None, 0, "x", []])
+def test_a_config_that_the_bridge_does_not_fit_is_refused(folder, stage, field, value):
+    edit(folder / stage / "config.json", **{field: value})
+    with pytest.raises(CheckpointError, match=f"{stage}/config.json must have {field} "):
+        resolve_topology(folder)
+
+
+def test_tensors_that_the_thinker_lacks_are_named(folder):
+    """vLLM starts without them and speaks from memory that nobody wrote."""
+    path = folder / "thinker" / "model.safetensors"
+    path.write_bytes(path.read_bytes().replace(b"model.norm.weight", b"model.morn.weight", 1))
+    with pytest.raises(CheckpointError, match=r"lacks the tensors model\.norm\.weight$"):
+        resolve_topology(folder)
+
+
+def test_tensors_of_more_layers_than_the_config_has_are_refused(folder):
+    edit(folder / "thinker" / "config.json", num_hidden_layers=2)
+    with pytest.raises(CheckpointError, match=r"holds unknown tensors model\.layers\.2\."):
+        resolve_topology(folder)
+
+
+@pytest.mark.parametrize("data", [b"", b"\x05", b"\xff" * 100, b"\x02\0\0\0\0\0\0\0[]"])
+def test_a_thinker_without_a_readable_header_is_refused(folder, data):
+    (folder / "thinker" / "model.safetensors").write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"thinker/model\.safetensors"):
+        resolve_topology(folder)
+
+
+@pytest.mark.parametrize("layers", [None, "3", 2.5])
+def test_a_thinker_without_a_number_of_layers_is_refused(folder, layers):
+    edit(folder / "thinker" / "config.json", num_hidden_layers=layers)
+    with pytest.raises(CheckpointError, match="num_hidden_layers"):
         resolve_topology(folder)
 
 

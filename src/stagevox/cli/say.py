@@ -157,9 +157,18 @@ def _overrides(given: str | None) -> Any:
     if given is None:
         return None
     try:
-        return json.loads(given)
+        return json.loads(given, object_pairs_hook=_without_repeats)
     except (ValueError, RecursionError) as error:
         raise ConfigError("stage_overrides", f"not JSON: {error}") from None
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"{key!r} stands there twice")
+        found[key] = value
+    return found
 
 
 def _hush() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 from stagevox.errors import BadParameterError, UnknownStageError
@@ -14,18 +15,22 @@ SPOKEN_BY = "talker"
 
 
 def _number(low: float, high: float = math.inf, *, above: bool = False) -> Callable[[str, Any], float]:
-    """A finite number in ``[low, high]``, or in ``(low, high]`` with ``above``."""
+    """A finite number in ``[low, high]``, or in ``(low, high]`` with ``above``; NumPy's are numbers too."""
     bound = f"above {low:g}" if above else f"at least {low:g}"
     allowed = bound if high == math.inf else f"{bound}, at most {high:g}"
 
     def check(field: str, value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if isinstance(value, bool) or not isinstance(value, Real):
             raise BadParameterError(field, f"not a number: {value!r}")
-        if not math.isfinite(value):
+        try:
+            number = float(value)
+        except OverflowError:  # an integer of hundreds of digits
+            raise BadParameterError(field, "out of range", [allowed]) from None
+        if not math.isfinite(number):
             raise BadParameterError(field, f"not a finite number: {value!r}")
-        if value < low or value > high or (above and value == low):
+        if number < low or number > high or (above and number == low):
             raise BadParameterError(field, f"out of range: {value!r}", [allowed])
-        return value
+        return number
 
     return check
 
@@ -55,13 +60,16 @@ FIELDS: Mapping[str, Callable[[str, Any], int | float]] = {
     "min_p": _number(0, 1),
     "min_tokens": _integer(0, _POSITIONS),
     "presence_penalty": _number(-2, 2),
-    "repetition_penalty": _number(0, above=True),
+    "repetition_penalty": _number(0.01, 100),
     "seed": _integer(0, 2**63 - 1),
-    "temperature": _number(0),
+    "temperature": _number(0, 2),
     "top_k": _integer(0, _POSITIONS),
     "top_p": _number(0, 1, above=True),
 }
-"""The fields of vLLM's ``SamplingParams`` that a client may set, with their checks. ``top_k`` 0 means all."""
+"""The fields of vLLM's ``SamplingParams`` that a client may set, with their checks. ``top_k`` 0 means all.
+
+vLLM takes temperatures up to 2 and any penalty above 0; in float32 extreme penalties make logits that are no numbers.
+"""
 
 
 def check_sampling(params: Mapping[str, Any] | None, stages: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -14,7 +14,7 @@ from vllm.v1.request import Request
 
 from stagevox.config.topology import StageSpec
 from stagevox.connectors.base import Chunk
-from stagevox.errors import CapabilityError
+from stagevox.errors import CapabilityError, ConfigError, StagevoxError
 
 from .payload import StageInput, StageOutput, StageRequest, StepRow
 from .sampling import sampling_params
@@ -36,6 +36,11 @@ class StageEngine:
             self._core = EngineCore(config, Executor.get_class(config), log_stats=False)
         except ValueError as error:  # such as a KV pool too small for one request
             raise CapabilityError(spec.name, first_reason(error)) from error
+        except StagevoxError:
+            raise
+        except Exception as error:  # whatever vLLM trips over: weights it can't read, settings it only asserts
+            reason = f"{type(error).__name__}: {first_reason(error)}"
+            raise ConfigError(spec.name, f"the engine can't start: {reason}") from error
         _open.add(self)
         self._scheduler: Any = self._core.scheduler
         self._scheduler.make_request = self._make_request

@@ -21,6 +21,19 @@ from .engine_args import check_engine_args
 from .plugin import register
 from .wire import StageSettings
 
+_SIZES = (
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "data_parallel_size",
+    "prefill_context_parallel_size",
+    "decode_context_parallel_size",
+    "nnodes",
+)
+"""Engine arguments that ask for more workers than one; vLLM would wait for the others for ever."""
+
+_SPECULATION = ("speculative_config", "spec_method", "spec_model", "spec_tokens")
+"""Engine arguments that turn speculation on."""
+
 
 def make_config(spec: StageSpec, overrides: Mapping[str, Any], *, record: bool = False) -> VllmConfig:
     """The vLLM config of a stage; raises a :class:`stagevox.errors.ConfigError` for what can't work."""
@@ -36,8 +49,12 @@ def make_config(spec: StageSpec, overrides: Mapping[str, Any], *, record: bool =
     async_scheduling = bool(arguments.pop("async_scheduling", not (cpu or generation)))
     if generation and async_scheduling:
         raise CapabilityError(f"{spec.name}.async_scheduling", "a generation stage has no sampler to run ahead of", ["false"])
-    if arguments.get("speculative_config") is not None:
-        _refuse_speculation(f"{spec.name}.speculative_config", capabilities, ahead=async_scheduling)
+    for size in _SIZES:
+        if arguments.get(size) not in (None, 1):
+            raise CapabilityError(f"{spec.name}.{size}", "a stage's engine is one worker in this process", ["1"])
+    for speculation in _SPECULATION:
+        if arguments.get(speculation) is not None:
+            _refuse_speculation(f"{spec.name}.{speculation}", capabilities, ahead=async_scheduling)
     settings = StageSettings(
         name=spec.name,
         execution_type=spec.execution_type,
@@ -58,9 +75,12 @@ def make_config(spec: StageSpec, overrides: Mapping[str, Any], *, record: bool =
         **{"use_tqdm_on_load": False, **arguments},
     )
     try:
-        return args.create_engine_config()
-    except (ValueError, TypeError) as error:  # pydantic's ValidationError is a ValueError
+        config = args.create_engine_config()
+    except Exception as error:
         raise CapabilityError(spec.name, first_reason(error)) from error
+    if config.model_config.runner_type != "generate":
+        raise CapabilityError(f"{spec.name}.runner", f"a stage can't be a {config.model_config.runner_type} engine", ["generate"])
+    return config
 
 
 def _import_model_class(spec: StageSpec) -> type:
@@ -70,8 +90,8 @@ def _import_model_class(spec: StageSpec) -> type:
     """
     config = spec.checkpoint / "config.json"
     names = json.loads(config.read_text(encoding="utf-8")).get("architectures") or []
-    for name in names:
-        registered = ModelRegistry.models.get(name)
+    for name in names if isinstance(names, list) else ():
+        registered = ModelRegistry.models.get(str(name))
         if registered is None:
             continue
         model_class: type = registered.load_model_cls()
@@ -87,7 +107,7 @@ def first_reason(error: Exception) -> str:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         return " ".join(f"{where} {first['msg']}".split())
-    return " ".join(str(error).split())
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _scheduler_class(execution_type: StageExecutionType, async_scheduling: bool) -> str:

@@ -133,10 +133,14 @@ def test_the_text_may_come_from_stdin(say, monkeypatch):
         (["a", "--seed", "x"], "seed: not an integer: 'x'"),
         (["a", "--temperature", "nan"], "temperature: not a finite number: nan"),
         (["a", "--temperature", "inf"], "temperature: not a finite number: inf"),
-        (["a", "--temperature", "-1"], "temperature: out of range: -1.0 (allowed: at least 0)"),
+        (["a", "--temperature", "-1"], "temperature: out of range: -1.0 (allowed: at least 0, at most 2)"),
         (["a", "--temperature", "hot"], "temperature: not a number: 'hot'"),
         (["a", "--stage-overrides", "{"], "stage_overrides: not JSON: Expecting property name"),
         (["a", "--stage-overrides", "[" * 100000], "stage_overrides: not JSON: "),
+        (
+            ["a", "--stage-overrides", '{"talker": {"seed": 1}, "talker": {}}'],
+            "stage_overrides: not JSON: 'talker' stands there twice",
+        ),
         (["a", "--stage-overrides", "3"], "stage_overrides: not a mapping but a int"),
         (
             ["a", "--stage-overrides", '{"takler": {}}'],

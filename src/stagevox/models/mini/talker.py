@@ -14,7 +14,7 @@ from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.rotary_embedding import get_rope
 
 from stagevox.contract import MTP_INPUTS, NUM_COMPUTED_TOKENS, PROMPT_LEN, MTPBatchResult, RowResult, Update
-from stagevox.errors import CapabilityError, ContractError, MissingStateError
+from stagevox.errors import CapabilityError, CheckpointError, ContractError, MissingStateError
 
 from .code_predictor import CodePredictor
 from .config import MiniTalkerConfig
@@ -189,9 +189,12 @@ class MiniTalkerForCausalLM(nn.Module):
         return self.talker.logits(hidden_states)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Load all tensors; raises :class:`stagevox.errors.CheckpointError` on any that is missing, extra or misshapen."""
+        """Load all tensors; raises :class:`stagevox.errors.CheckpointError` on any that is missing, extra, misshapen or not finite."""
         targets = self.talker.targets("talker.") | self.code_predictor.targets("code_predictor.")
         load_strict("talker", weights, targets)
+        for name, tensor in targets.items():
+            if not tensor.isfinite().all():  # the likeliest of codes that are no numbers would be the first one
+                raise CheckpointError("talker", f"tensor {name} holds values that are not finite")
         with torch.no_grad():
             self.talker.lm_head[self.talker.num_logits :] = 0
             self.talker.lm_bias[self.talker.num_logits :] = -math.inf

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,22 @@ FILES = {
 
 VOCABULARIES = (Path("thinker/tokens.json"), Path("talker/tokenizer.json"))
 """Files that the code of the bridge depends on: a checkpoint has other weights, never another vocabulary."""
+
+FIXED = {
+    "talker": (
+        "voices",
+        "prompt_text_rows",
+        "text_vocab_size",
+        "codebook_sizes",
+        "codec_eos_id",
+        "codec_bos_id",
+        "codec_pad_id",
+        "max_frames",
+        "max_position_embeddings",
+    ),
+    "code2wav": ("sample_rate", "codebook_sizes", "warmup_codes", "silence_codes"),
+}
+"""Fields of a stage's config that the code of the front end and of the bridge depends on, too."""
 
 MODEL_TYPES = {"talker": "stagevox_mini_talker", "code2wav": "stagevox_mini_code2wav"}
 
@@ -94,13 +111,43 @@ def stages(folder: Path = WEIGHTS) -> tuple[StageSpec, ...]:
     )
 
 
-def _model_type(folder: Path, stage: str) -> str | None:
+def _config(folder: Path, stage: str) -> dict[str, Any]:
     try:
         config = json.loads((folder / stage / "config.json").read_text(encoding="utf-8"))
-        found: str | None = config.get("model_type")
-    except (ValueError, AttributeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError("model", f"{folder}: {stage}/config.json can't be read: {error}") from error
-    return found
+    if not isinstance(config, dict):
+        raise CheckpointError(
+            "model", f"{folder}: {stage}/config.json can't be read: not an object but a {type(config).__name__}"
+        )
+    return config
+
+
+def _tensor_names(path: Path) -> set[str]:
+    """The names in a safetensors file's header."""
+    try:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(min(size, MIB)))
+        return set(header) - {"__metadata__"}
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise CheckpointError("model", f"{path} is no safetensors file: {error}") from error
+
+
+def _check_thinker(folder: Path) -> None:
+    """Check the names of the Thinker's tensors: vLLM's own models start without those that a checkpoint lacks.
+
+    Raises:
+        CheckpointError: tensors are missing or unknown.
+    """
+    layers = _config(folder, "thinker").get("num_hidden_layers")
+    if not isinstance(layers, int):
+        raise CheckpointError("model", f"{folder}: thinker/config.json has num_hidden_layers {layers!r}")
+    packaged, found = (_tensor_names(where / "thinker" / "model.safetensors") for where in (WEIGHTS, folder))
+    wanted = {re.sub(r"\.layers\.\d+\.", f".layers.{layer}.", name) for name in packaged for layer in range(layers)}
+    for problem, names in (("lacks the tensors", wanted - found), ("holds unknown tensors", found - wanted)):
+        if names:
+            raise CheckpointError("model", f"{folder}: thinker/model.safetensors {problem} {', '.join(sorted(names))}")
 
 
 def _check(folder: Path) -> None:
@@ -109,9 +156,13 @@ def _check(folder: Path) -> None:
             if not (folder / stage / name).is_file():
                 raise CheckpointError("model", f"{folder} lacks {stage}/{name}")
     for stage in FILES:
-        expected, found = MODEL_TYPES.get(stage), _model_type(folder, stage)
-        if expected is not None and found != expected:
-            raise UnknownModelError("model", f"{folder}/{stage} is of type {found!r}", (expected,))
+        config, expected = _config(folder, stage), MODEL_TYPES.get(stage)
+        if expected is not None and config.get("model_type") != expected:
+            raise UnknownModelError("model", f"{folder}/{stage} is of type {config.get('model_type')!r}", (expected,))
+        for field in FIXED.get(stage, ()):
+            if config.get(field) != (wanted := _config(WEIGHTS, stage)[field]):
+                raise CheckpointError("model", f"{folder}: {stage}/config.json must have {field} {json.dumps(wanted)}")
     for path in VOCABULARIES:
         if (folder / path).read_bytes() != (WEIGHTS / path).read_bytes():
             raise CheckpointError("model", f"{folder / path} differs from the packaged model's vocabulary")
+    _check_thinker(folder)
