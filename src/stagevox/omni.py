@@ -128,15 +128,14 @@ class Omni:
             ClosedError: after :meth:`close`.
         """
         driver = self._open()
-        if isinstance(prompts, str | Mapping):
-            prompts = [prompts]
-        elif isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
+        given: Any = [prompts] if isinstance(prompts, str | Mapping) else prompts
+        if isinstance(given, bytes) or not isinstance(given, Iterable):
             raise BadParameterError("prompts", f"not texts but a {type(prompts).__name__}")
-        prompts = list(prompts)
-        params = self._params(sampling_params, len(prompts))
+        texts: list[Prompt] = list(given)
+        params = self._params(sampling_params, len(texts))
         before = driver.stats()
         with self._alone(), _interrupts_between_rounds() as check, driver.cleared_on_error():
-            answers = [self._submit(driver, prompt, param) for prompt, param in zip(prompts, params, strict=True)]
+            answers = [self._submit(driver, prompt, param) for prompt, param in zip(texts, params, strict=True)]
             by_id = {answer.req_id: answer for answer in answers}
             for event in driver.events(each_round=check):
                 match event:
