@@ -128,10 +128,7 @@ class Omni:
             ClosedError: after :meth:`close`.
         """
         driver = self._open()
-        given: Any = [prompts] if isinstance(prompts, str | Mapping) else prompts
-        if isinstance(given, bytes) or not isinstance(given, Iterable):
-            raise BadParameterError("prompts", f"not texts but a {type(prompts).__name__}")
-        texts: list[Prompt] = list(given)
+        texts = _as_list(prompts)
         params = self._params(sampling_params, len(texts))
         before = driver.stats()
         with self._alone(), _interrupts_between_rounds() as check, driver.cleared_on_error():
@@ -265,6 +262,14 @@ class _Answer:
             first_audio_seconds=self._first_audio,
             stages=stats,
         )
+
+
+def _as_list(prompts: Any) -> list[Prompt]:
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
+        raise BadParameterError("prompts", f"not texts but a {type(prompts).__name__}")
+    return list(prompts)
 
 
 def _close_all(stages: list[Stage]) -> None:

@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NoReturn
 
@@ -36,6 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     order, and the end of the process frees the same.
     """
     _catch_signals()
+    if argv is None:
+        _open_closed_streams()
     args = _parser().parse_args(argv)
     code = _run(args)
     if argv is None:
@@ -57,8 +60,30 @@ def _run(args: argparse.Namespace) -> int:
         return 1
     except BrokenPipeError:
         # Nobody reads on; what Python would flush at its end has nowhere to go.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _stdout_to_nowhere()
         return BROKEN_PIPE
+    except OSError as error:  # such as a disk that has become full
+        _complain(OSError(f"can't write: {error.strerror or error}"))
+        _stdout_to_nowhere()
+        return 1
+
+
+def _stdout_to_nowhere() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _open_closed_streams() -> None:
+    """Started with a standard stream closed, as daemons are: keep its number from the next file that is opened."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            if nowhere != number:
+                os.dup2(nowhere, number)
+                os.close(nowhere)
+        if getattr(sys, name) is None and number:
+            setattr(sys, name, open(number, mode, closefd=False))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -77,8 +102,9 @@ def _version() -> str:
         return "stagevox (not installed)"
 
 
-def _complain(error: StagevoxError) -> None:
-    print(f"stagevox: error: {_one_line(str(error))}", file=sys.stderr, flush=True)
+def _complain(error: Exception) -> None:
+    with suppress(OSError):  # where errors go may be full itself
+        print(f"stagevox: error: {_one_line(str(error))}", file=sys.stderr, flush=True)
 
 
 def _one_line(message: str) -> str:

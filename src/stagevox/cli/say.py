@@ -58,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
     from stagevox.stage.version import check_vllm_version
 
     check_vllm_version()
+    _check_folder()
     prepare_inline_process()
     _hush()
     from stagevox.audio.wav import check_writable, wav_bytes, write_whole
@@ -70,6 +71,8 @@ def run(args: argparse.Namespace) -> int:
         check_writable("output", output)
         if trace is not None:
             check_writable("trace", trace)
+            if os.path.realpath(trace) == os.path.realpath(output) and not (output.exists() and not output.is_file()):
+                raise ConfigError("trace", "the same file as the output's")
     with _only_ours_on_stdout() as stdout:
         blueprint = Blueprint.of(args.model, _overrides(args.stage_overrides))
         blueprint.admit("check", prompt, sampling)
@@ -128,9 +131,12 @@ def _as_text(report: dict[str, Any]) -> str:
 def _text(given: str) -> str:
     try:
         if given != "-":
-            given.encode()  # bytes of the command line that are not UTF-8 come as lone surrogates
-            return given
+            return os.fsencode(given).decode()  # the bytes of the command line are UTF-8, whatever the locale says
+        if sys.stdin is None:
+            raise BadRequestError("text", "stdin is closed")
         return sys.stdin.buffer.read().decode()
+    except OSError as error:
+        raise BadRequestError("text", f"can't read stdin: {error.strerror}") from None
     except UnicodeError:
         raise BadRequestError("text", "not valid UTF-8") from None
 
@@ -169,6 +175,13 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             raise ValueError(f"{key!r} stands there twice")
         found[key] = value
     return found
+
+
+def _check_folder() -> None:
+    try:
+        os.getcwd()
+    except OSError as error:  # torch's libraries can't be loaded there
+        raise ConfigError("current folder", f"can't be used: {error.strerror}") from None
 
 
 def _hush() -> None:

@@ -149,6 +149,7 @@ def test_the_text_may_come_from_stdin(say, monkeypatch):
         (["a", "-o", "missing/a.wav"], "output: can't write 'missing/a.wav': No such file or directory"),
         (["a", "-o", "."], "output: can't write '.': a folder, not a file"),
         (["a", "--trace", "missing/t.json"], "trace: can't write 'missing/t.json': No such file or directory"),
+        (["a", "-o", "a.wav", "--trace", "./a.wav"], "trace: the same file as the output's"),
     ],
 )
 def test_bad_input_is_one_line_and_starts_no_engine(say, fake_model, tmp_path, argv, message):
@@ -164,6 +165,44 @@ def test_stdin_that_is_not_utf8(say, fake_model, monkeypatch):
     code, _, err = say("-")
     assert (code, err) == (2, "stagevox: error: text: not valid UTF-8\n")
     assert fake_model.started == []
+
+
+def test_a_disk_that_is_full_is_one_line(say, fake_model):
+    assert say("a", "-o", "/dev/full") == (1, "", "stagevox: error: can't write: No space left on device\n")
+    assert say("a", "-o", "/dev/null", "--trace", "/dev/null")[0] == 0
+
+
+def test_a_folder_that_is_gone_is_one_line(say, fake_model, tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    code, _, err = say("a", "-o", str(tmp_path / "a.wav"))
+    assert (code, err) == (2, "stagevox: error: current folder: can't be used: No such file or directory\n")
+    assert fake_model.started == []
+
+
+@pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"])
+def test_closed_streams_are_no_crash(tmp_path, closed):
+    script = f'"$0" -m stagevox.cli.main say - -o a.wav {closed}'
+    env = {**os.environ, "PYTHONPATH": SRC}
+    done = subprocess.run(
+        ["bash", "-c", script, sys.executable], capture_output=True, text=True, input="", env=env, cwd=tmp_path, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == (0 if "2>" in closed else 1) and "Traceback" not in done.stderr
+
+
+def test_the_command_line_is_utf8_whatever_the_locale():
+    env = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    script = "import sys; from stagevox.cli.say import _text; print(ascii(_text(sys.argv[1])))"
+    for text in ("caf\N{LATIN SMALL LETTER E WITH ACUTE}", "\N{GRINNING FACE}"):
+        done = subprocess.run(
+            [sys.executable, "-c", script, text.encode()],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": SRC, **env},
+        )
+        assert done.stdout == ascii(text) + "\n", done.stderr
 
 
 @pytest.mark.parametrize(
