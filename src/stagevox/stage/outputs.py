@@ -66,6 +66,8 @@ def slice_outputs(
 
 def _cut(rows: list[RowPhase], name: str, tensor: torch.Tensor, num_tokens: int, memory: OutputMemory, outputs: Outputs) -> None:
     """Cut one token-aligned tensor ``[>= num_tokens, ...]`` into ``outputs``, rows held from earlier steps first."""
+    if not isinstance(tensor, torch.Tensor) or not tensor.dim():
+        raise HookShapeError("make_omni_output", f"{name} has no token axis")
     if tensor.shape[0] < num_tokens:
         raise HookCountError("make_omni_output", f"rows of {name}", num_tokens, tensor.shape[0])
     for row in rows:
