@@ -83,7 +83,7 @@ def _open_closed_streams() -> None:
                 os.dup2(nowhere, number)
                 os.close(nowhere)
         if getattr(sys, name) is None and number:
-            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115 - lives as long as the process
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
 def _parser() -> argparse.ArgumentParser:

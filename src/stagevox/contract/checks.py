@@ -50,6 +50,9 @@ def check_update(hook: str, update: Any) -> Update:
     """Check a single update, such as ``postprocess`` returns."""
     if not isinstance(update, Mapping):
         raise HookShapeError(hook, f"update is a {type(update).__name__}, not a mapping")
+    for key in update:
+        if not isinstance(key, str):
+            raise HookShapeError(hook, f"update has the key {key!r}, which can't be a keyword")
     return update
 
 
@@ -68,8 +71,7 @@ def check_batch(result: Any, requests: int, hidden_size: int, *, mtp: bool) -> B
     if len(updates) != requests:
         raise HookCountError(hook, "updates", requests, len(updates))
     for update in updates:
-        if not isinstance(update, Mapping):
-            raise HookShapeError(hook, f"an update is a {type(update).__name__}, not a mapping")
+        check_update(hook, update)
     checked: BatchResult | MTPBatchResult = result
     return checked
 
@@ -107,4 +109,7 @@ def check_output(result: Any, num_tokens: int) -> OmniOutput:
         raise HookShapeError(hook, "text_hidden_states is not a tensor [num_tokens, H]")
     if hidden.shape[0] < num_tokens:
         raise HookCountError(hook, "rows of text_hidden_states", num_tokens, hidden.shape[0])
+    values = result.multimodal_outputs
+    if not (values is None or isinstance(values, Mapping)):
+        raise HookShapeError(hook, f"multimodal_outputs is a {type(values).__name__}, not a mapping")
     return result

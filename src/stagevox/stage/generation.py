@@ -6,6 +6,7 @@ included, from the request's state by absolute position, so any split of the pos
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -94,7 +95,10 @@ class OmniGenerationModelRunner(OmniGPUModelRunner):
         )
         if not isinstance(result, OmniOutput):
             raise ContractError("forward", f"a generation model returns an OmniOutput, not a {type(result).__name__}")
-        return slice_outputs(rows, result.multimodal_outputs, num_tokens, hook="forward")
+        values: Any = result.multimodal_outputs
+        if not (values is None or isinstance(values, Mapping)):
+            raise ContractError("forward", f"multimodal_outputs is a {type(values).__name__}, not a mapping")
+        return slice_outputs(rows, values, num_tokens, hook="forward")
 
     def sample_tokens(self, grammar_output: Any) -> ModelRunnerOutput:
         """Hand out the step's result; no token is sampled."""

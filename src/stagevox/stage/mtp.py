@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 
 from stagevox.contract import RowPhase, check_mtp
-from stagevox.errors import ContractError, HookRaisedError
+from stagevox.errors import ContractError, HookRaisedError, HookShapeError
 
 from .buffer import IntermediateBuffer
+
+
+@contextmanager
+def copying(hook: str) -> Iterator[None]:
+    """What can't be copied into the runner's buffers, such as a tensor without storage, is the hook's fault."""
+    try:
+        yield
+    except (RuntimeError, TypeError) as error:
+        raise HookShapeError(hook, f"returned what can't be copied: {error}") from error
 
 
 class MTPRows(NamedTuple):
@@ -33,25 +44,26 @@ def complete_frames(model: Any, batch: MTPRows, out: torch.Tensor, buffer: Inter
     Returns the new codes ``[1, Q]`` by request. If the call fails, each row is tried
     alone, so that only the guilty request fails.
     """
+    rows = batch.rows
+    first = rows[0].start
     try:
         embeds, codes = _call(model, batch, out.shape[1])
+        with copying("talker_mtp"):
+            embeds, codes = embeds.clone(), codes.clone()
+            if rows[-1].start - first + 1 == len(rows):
+                out[first : first + len(rows)] = embeds
+            else:
+                out[[row.start for row in rows]] = embeds.to(out)
     except ContractError as error:
-        if len(batch.rows) > 1:
+        if len(rows) > 1:
             merged: dict[str, torch.Tensor] = {}
-            for index in range(len(batch.rows)):
+            for index in range(len(rows)):
                 merged |= complete_frames(model, batch.select(index), out, buffer)
             return merged
-        row = batch.rows[0]
+        row = rows[0]
         buffer.failed[row.req_id] = error
         out[row.start].zero_()
         return {}
-    embeds, codes = embeds.clone(), codes.clone()
-    rows = batch.rows
-    first = rows[0].start
-    if rows[-1].start - first + 1 == len(rows):
-        out[first : first + len(rows)] = embeds
-    else:
-        out[[row.start for row in rows]] = embeds.to(out.dtype)
     for index, row in enumerate(rows):
         buffer.log(row.req_id, row.prompt_len).append(row.num_computed, embeds, codes, index)
     return {row.req_id: codes[index : index + 1] for index, row in enumerate(rows)}

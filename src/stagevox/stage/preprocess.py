@@ -19,7 +19,7 @@ from stagevox.contract import (
 from stagevox.errors import ContractError, HookRaisedError
 
 from .buffer import IntermediateBuffer
-from .mtp import MTPRows
+from .mtp import MTPRows, copying
 from .rows import is_decode_row
 
 
@@ -100,13 +100,14 @@ class HookRouter:
                 update = {key: value for key, value in update.items() if key != MTP_INPUTS}
                 if decode and self.capabilities.has_talker_mtp:
                     inputs = check_mtp_inputs(result[2][MTP_INPUTS], self.hidden_size)
+            target = self.out[row.start : row.end]
+            with copying("preprocess"):
+                if new_ids is not ids:
+                    ids.copy_(new_ids)
+                target.copy_(embeds)
         except ContractError as error:
             self._fail(row, error)
             return
-        if new_ids is not ids:
-            ids.copy_(new_ids)
-        target = self.out[row.start : row.end]
-        target.copy_(embeds)
         log = self.buffer.logs.get(row.req_id)
         if log is not None:
             log.fill(target, row.num_computed)
@@ -131,16 +132,20 @@ class HookRouter:
             infos = [self._info(row) for row in rows]
             result = call_hook("preprocess_decode_batch", self.model.preprocess_decode_batch, input_ids=ids, req_infos=infos)
             check_batch(result, count, self.hidden_size, mtp=use_mtp)
+            with copying("preprocess_decode_batch"):
+                if result[0] is not ids:
+                    input_ids[where] = result[0].to(input_ids)
+                self.out[where] = result[1].to(self.out)
         except ContractError as error:
             if count == 1:
                 self._fail(rows[0], error)
                 return
             for row in rows:
+                before = len(mtp)
                 self._decode_batch([row], input_ids, mtp)
+                if len(mtp) > before:  # the next call may write over what this one returned
+                    mtp[-1] = MTPRows([row], *(column.clone() for column in mtp[-1][1:]))
             return
-        if result[0] is not ids:
-            input_ids[where] = result[0]
-        self.out[where] = result[1]
         updates: list[Update] = result[-1]
         if any(updates):
             for row, update in zip(rows, updates, strict=True):

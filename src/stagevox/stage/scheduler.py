@@ -24,7 +24,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from stagevox.config.objects import load_attribute
 from stagevox.connectors.base import Chunk, ChunkProcessor
-from stagevox.contract import merge_update
+from stagevox.contract import check_update, merge_update
 from stagevox.errors import EmptyTextError, TextTooLongError
 
 from .payload import StageInput, StageOutput, StageRequest
@@ -103,13 +103,17 @@ class OmniSchedulerMixin(Upstream):
     def _admit(self, request: StageRequest, given: StageInput) -> None:
         assert self.make_request is not None
         self._check_length(len(given.prompt_token_ids))
+        early = self._payloads.get(request.req_id, _NOTHING)
+        payload = merge_update(merge_update(request.payload, early), given.payload)
+        check_update("payload", payload)
         self.add_request(self.make_request(request, given))
         self.wait_room.pop(request.req_id, None)
-        early = self._payloads.pop(request.req_id, _NOTHING)
-        self._ride(request.req_id, merge_update(merge_update(request.payload, early), given.payload))
+        if payload:
+            self._payloads[request.req_id] = payload
 
     def _ride(self, req_id: str, payload: Mapping[str, Any]) -> None:
         if payload:
+            check_update("payload", payload)
             self._payloads[req_id] = merge_update(self._payloads.get(req_id, {}), payload)
 
     def _check_length(self, positions: int) -> None:
@@ -134,7 +138,7 @@ class OmniSchedulerMixin(Upstream):
         """Fail what the model failed, run the inherited update, hand out both roads of outputs."""
         failed = getattr(model_runner_output, "failed", None)
         if failed:
-            self.omni_fail(failed)
+            self.omni_fail(failed, _starts(scheduler_output))
         result = super().update_from_output(scheduler_output, model_runner_output)
         client = getattr(model_runner_output, "multimodal_outputs", _NOTHING)
         onward = getattr(model_runner_output, "inter_stage_outputs", _NOTHING)
@@ -179,17 +183,17 @@ class OmniSchedulerMixin(Upstream):
         finished: list[Request] = super().finish_requests(ids, finished_status)
         return finished
 
-    def omni_fail(self, failed: Mapping[str, BaseException]) -> None:
-        """End requests with an error, and evict what they put into the prefix cache.
+    def omni_fail(self, failed: Mapping[str, BaseException], starts: Mapping[str, int] = _NOTHING) -> None:
+        """End requests with an error, and evict from the prefix cache what was not computed right.
 
-        A request that adopted blocks of a failed one can't be right either, and ends with the same error.
+        ``starts`` says from which position on a request's rows are wrong; of one that failed outside the model none are. A request
+        that adopted wrong blocks can't be right either, and ends with the same error.
         """
         doomed = {req_id: error for req_id, error in failed.items() if req_id in self.omni_requests}
         for req_id, error in list(doomed.items()):
-            request = self.requests.get(req_id)
-            if request is None:
+            if req_id not in self.requests or req_id not in starts:
                 continue
-            blocks = self._blocks_of(req_id)
+            blocks = self._blocks_of(req_id, starts[req_id])
             self.kv_cache_manager.block_pool.evict_blocks(blocks)
             for other in self.running:
                 if other.request_id not in doomed and blocks & self._blocks_of(other.request_id):
@@ -198,11 +202,11 @@ class OmniSchedulerMixin(Upstream):
         for req_id, error in doomed.items():
             self._outputs.append(StageOutput(req_id, [], {}, "error", f"{type(error).__name__}: {error}"))
 
-    def _blocks_of(self, req_id: str) -> set[int]:
-        pool = self.kv_cache_manager.block_pool
-        return {
-            block for group in self.kv_cache_manager.get_block_ids(req_id) for block in group if block != pool.null_block.block_id
-        }
+    def _blocks_of(self, req_id: str, start: int = 0) -> set[int]:
+        """The request's blocks that hold positions from ``start`` on."""
+        null = self.kv_cache_manager.block_pool.null_block.block_id
+        groups = zip(self.kv_cache_manager.get_block_ids(req_id), self.kv_cache_config.kv_cache_groups, strict=True)
+        return {block for ids, group in groups for block in ids[start // group.kv_cache_spec.block_size :] if block != null}
 
     def _forget(self, req_id: str) -> None:
         self.omni_requests.pop(req_id, None)
@@ -223,6 +227,13 @@ class OmniSchedulerMixin(Upstream):
     def has_requests(self) -> bool:
         """True if a step would do something."""
         return bool(self._inbox) or super().has_requests()
+
+
+def _starts(step: SchedulerOutput) -> dict[str, int]:
+    """The first position of each request's span in a step."""
+    cached = step.scheduled_cached_reqs
+    starts = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+    return starts | {new.req_id: new.num_computed_tokens for new in step.scheduled_new_reqs}
 
 
 class _ARMixin(OmniSchedulerMixin):

@@ -71,7 +71,8 @@ def test_the_guilty_one_ends_by_name_and_the_others_are_right(engine, oracle, pr
     stage.run()
     said = oracle.say(ids, COUNT, rows=conditioning, mtp=True)
     assert (stage.tokens["again"], stage.codes["again"]) == (said.tokens, said.codes)
-    assert first_span(stage, "again") == (0, 34)  # nothing of the failed one was left to adopt
+    kept = min(fault["at"], LENGTH) // 32 * 32  # what earlier steps had computed is right
+    assert first_span(stage, "again") == (kept, min(34, LENGTH - kept))  # nothing else of the failed one was left to adopt
 
     stage.add("cached", ids, COUNT, salt=f"{mode}-{name_of(fault)}", rows=conditioning)
     stage.run()
@@ -104,6 +105,50 @@ def test_who_adopted_a_failed_ones_blocks_fails_with_it(engine, prompt, rows):
         pytest.fail("the heir adopted nothing: the case did not happen")
     assert stage.error["heir"] == stage.error["bad"] == "HookRaisedError: preprocess: Boom: marked request"
     assert stage.finish["apart"] == "length"
+
+
+@pytest.mark.parametrize("mode", MODES, ids=["sync", "async"])
+@pytest.mark.parametrize("hook", ["preprocess_decode_batch", "talker_mtp", "postprocess"])
+def test_who_shares_blocks_that_were_right_lives_on(engine, oracle, prompt, rows, mode, hook):
+    """Owner, guilty one and heir of the same prompt: it was computed long before the fault."""
+    stage = engine("ToyMTP", **mode)
+    said = oracle.say(prompt(LENGTH, 8), 30, rows=rows(8), mtp=True)
+    salt = f"{mode}-{hook}-right"
+    stage.add("owner", prompt(LENGTH, 8), 30, salt=salt, rows=rows(8))
+    for _ in range(3):
+        stage.step()
+    stage.add("bad", prompt(LENGTH, 8), 30, salt=salt, rows=rows(8), fault={"hook": hook, "kind": "raise", "at": LENGTH + 5})
+    stage.add("heir", prompt(LENGTH, 8), 30, salt=salt, rows=rows(8))
+    stage.run()
+    assert first_span(stage, "bad") == first_span(stage, "heir") == (64, LENGTH - 64)
+    assert stage.finish["bad"] == "error"
+    for name in ("owner", "heir"):
+        assert stage.finish[name] == "length"
+        assert (stage.tokens[name], stage.codes[name]) == (said.tokens, said.codes)
+
+
+@pytest.mark.parametrize("mode", MODES, ids=["sync", "async"])
+def test_a_forward_that_raises_ends_those_of_its_step_only(engine, oracle, prompt, rows, mode, monkeypatch):
+    stage = engine("ToyMTP", **mode)
+    salt = f"{mode}-forward"
+    for name in ("a", "b"):
+        stage.add(name, prompt(LENGTH, 8), 9, salt=salt, rows=rows(8))
+
+    def broken(*args, **kwargs):
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stage.runner.model, "forward", broken)
+        stage.step()
+        stage.step()
+    stage.run()
+    assert stage.error == dict.fromkeys("ab", "HookRaisedError: forward: RuntimeError: out of memory")
+    stage.assert_idle()
+    stage.add("again", prompt(LENGTH, 8), 9, salt=salt, rows=rows(8))
+    stage.run()
+    assert first_span(stage, "again") == (0, LENGTH)
+    said = oracle.say(prompt(LENGTH, 8), 9, rows=rows(8), mtp=True)
+    assert (stage.tokens["again"], stage.codes["again"]) == (said.tokens, said.codes)
 
 
 @pytest.mark.covers("EX-7")

@@ -117,6 +117,36 @@ def test_an_adapter_that_raises_for_a_running_request(stage, oracle, prompt, row
     assert stage.codes["good"] == said(oracle, prompt, rows, 2).codes
 
 
+@pytest.mark.covers("EX-16")
+def test_a_payload_that_no_hook_can_be_given_fails_its_request(stage, oracle, prompt, rows):
+    stage.add("bad", None, 8)
+    stage.add("late", None, 8)
+    stage.add("good", prompt(20, 2), 8, rows=rows(2))
+    stage.deliver("bad", ids=prompt(20, 1), payload={1: 2})
+    stage.deliver("late", ids=prompt(20, 1), payload={"rows": rows(1)})
+    stage.step()
+    stage.deliver("late", payload={None: 2})
+    stage.run()
+    for name, key in (("bad", 1), ("late", None)):
+        assert stage.error[name] == f"HookShapeError: payload: update has the key {key}, which can't be a keyword"
+    assert stage.codes["good"] == said(oracle, prompt, rows, 2).codes
+
+
+@pytest.mark.covers("EX-16")
+def test_an_adapter_that_raises_spares_those_who_share_blocks(stage, oracle, prompt, rows):
+    ids = prompt(70, 3)
+    stage.add("good", ids, 12, rows=rows(1), salt="spared")
+    stage.step()
+    stage.add("bad", ids, 50, rows=rows(1), salt="spared")
+    for _ in range(3):
+        stage.step()
+    assert stage.trace("bad")[0].num_computed == 64
+    stage.deliver("bad", bad=True)
+    stage.run()
+    assert stage.error["bad"] == "Boom: unreadable chunk"
+    assert stage.codes["good"] == oracle.say(ids, 12, rows=rows(1), mtp=True).codes
+
+
 @pytest.mark.parametrize("count", [128, 200])
 def test_an_input_longer_than_the_context_fails_by_name(stage, prompt, rows, count):
     stage.add("long", None, 8)

@@ -124,7 +124,8 @@ def test_number_of_results_depends_on_mtp(mtp, expected, got):
         (batch_result(last=rows(SPAN, 3)), r"last_hidden has shape \[3, 3\], expected \[3, 4\]"),
         (batch_result(text=None), "text_step is a NoneType, not a tensor"),
         (batch_result(updates={"a": 1}), "updates is a dict, not a sequence"),
-        (batch_result(updates=[{}, None, {}]), "an update is a NoneType, not a mapping"),
+        (batch_result(updates=[{}, None, {}]), "update is a NoneType, not a mapping"),
+        (batch_result(updates=[{}, {1: 2}, {}]), "update has the key 1, which can't be a keyword"),
     ],
 )
 def test_batch_shapes(result, says):
@@ -182,6 +183,7 @@ def test_a_single_update(update):
         (rows(), HookShapeError, "returned a Tensor, not an OmniOutput"),
         (OmniOutput(None), HookShapeError, r"text_hidden_states is not a tensor \[num_tokens, H\]"),
         (OmniOutput(torch.zeros(SPAN)), HookShapeError, r"text_hidden_states is not a tensor \[num_tokens, H\]"),
+        (OmniOutput(rows(3), [1]), HookShapeError, "multimodal_outputs is a list, not a mapping"),
         (OmniOutput(rows(2)), HookCountError, "expected 3 rows of text_hidden_states, got 2"),
     ],
 )

@@ -147,3 +147,9 @@ def test_nothing_is_built_where_there_is_nothing(monkeypatch):
         steps.decoding("n", 9, 2, 20)
         steps.run(("n", 1))
         steps.finish()
+
+
+@pytest.mark.parametrize("value", [torch.tensor(1.0), OwnedBatchTensor(torch.tensor(1)), OwnedBatchTensor(None)])
+def test_a_value_without_a_token_axis_is_named(value):
+    with pytest.raises(HookShapeError, match="^make_omni_output: x has no token axis$"):
+        slice_outputs(rows_of(SPANS), {"x": value}, 9)

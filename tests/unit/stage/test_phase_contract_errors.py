@@ -279,3 +279,92 @@ def test_a_decode_row_without_mtp_inputs_may_be_followed_by_one_with_them():
     steps.finish()
     assert not steps.failed
     assert steps.runner.inputs_embeds.gpu[3:5].tolist() == [row(1, 3, PROMPT_HOOK), row(1, 4, PROMPT_HOOK + MTP)]
+
+
+@pytest.mark.parametrize(
+    ("hook", "place"),
+    [("preprocess", 0), ("preprocess", 1), ("preprocess_decode_batch", 0), ("preprocess_decode_batch", 1), ("talker_mtp", 0)],
+)
+def test_what_cannot_be_copied_fails_its_request(hook, place):
+    """A tensor without storage stands for all that a copy stumbles over."""
+
+    def fault(result):
+        return (*result[:place], result[place].to("meta"), *result[place + 1 :])
+
+    steps = broken(ScalarMTPModel if hook == "preprocess" else BatchMTPModel, hook, fault)
+    for tag, name in [(1, "a"), (6, "bad"), (2, "b")]:
+        steps.decoding(name, tag, 2, 10 + tag)
+    rows = steps.run(("a", 1), ("bad", 1), ("b", 1))
+    assert set(steps.failed) == {"bad"}
+    assert str(steps.failed["bad"]).startswith(f"{hook}: returned what can't be copied: ")
+    assert rows["bad"].tolist() == [ZERO]
+    assert steps.codes == {"a": [[111, 1, 10]], "b": [[212, 2, 11]]}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("base", [ScalarMTPModel, BatchMTPModel])
+def test_other_types_are_converted_wherever_the_rows_stand(base, dtype):
+    """Neighbours and rows with a prompt between them, which are written in another way."""
+
+    class Model(base):
+        def preprocess(self, input_ids, input_embeds, **info):
+            ids, embeds, update = super().preprocess(input_ids, input_embeds, **info)
+            return ids.int(), embeds.to(dtype), update
+
+        def talker_mtp(self, *args):
+            embeds, codes = super().talker_mtp(*args)
+            return embeds.to(dtype), codes
+
+    if base is BatchMTPModel:
+
+        def preprocess_decode_batch(self, *, input_ids, req_infos):
+            ids, embeds, *rest = base.preprocess_decode_batch(self, input_ids=input_ids, req_infos=req_infos)
+            return ids.int(), embeds.to(dtype), *rest
+
+        Model.preprocess_decode_batch = preprocess_decode_batch
+    for apart in (False, True):
+        steps = Steps(Model())
+        for tag, name in [(1, "a"), (2, "b")]:
+            steps.decoding(name, tag, 2, 10 + tag)
+        steps.add("p", 3, 4)
+        rows = steps.run(("a", 1), ("p", 4), ("b", 1)) if apart else steps.run(("a", 1), ("b", 1), ("p", 4))
+        assert not steps.failed
+        source = (BATCH_HOOK if base is BatchMTPModel else PROMPT_HOOK) + MTP
+        assert (rows["a"].tolist(), rows["b"].tolist()) == ([row(1, 11, source)], [row(2, 12, source)])
+        assert rows["p"].tolist() == [row(3, position, PROMPT_HOOK) for position in range(4)]
+        assert steps.codes == {"a": [[111, 1, 10]], "b": [[212, 2, 11]]}
+
+
+@pytest.mark.covers("PC-6")
+def test_rows_that_are_tried_alone_may_come_in_reused_storage():
+    hidden, text = torch.zeros(1, HIDDEN), torch.zeros(1, HIDDEN)
+
+    steps = broken(BatchMTPModel, "preprocess_decode_batch", boom)
+    whole = type(steps.model).preprocess_decode_batch
+
+    def preprocess_decode_batch(*, input_ids, req_infos):
+        ids, embeds, last, rows, updates = whole(steps.model, input_ids=input_ids, req_infos=req_infos)
+        return ids, text.copy_(embeds), hidden.copy_(last), text.copy_(rows), updates
+
+    steps.model.preprocess_decode_batch = preprocess_decode_batch
+    for tag, name in [(1, "a"), (6, "bad"), (2, "b")]:
+        steps.decoding(name, tag, 2, 10 + tag)
+    rows = steps.run(("a", 1), ("bad", 1), ("b", 1))
+    assert set(steps.failed) == {"bad"}
+    assert steps.codes == {"a": [[111, 1, 10]], "b": [[212, 2, 11]]}
+    assert rows["a"].tolist() == [row(1, 11, BATCH_HOOK + MTP)]
+
+
+@pytest.mark.covers("PC-10")
+@pytest.mark.parametrize("hook", ["preprocess", "postprocess"])
+@pytest.mark.parametrize("key", [1, None, ("a",)])
+def test_a_key_that_no_hook_can_be_given_fails_its_request(hook, key):
+    change = {"preprocess": lambda result: (*result[:2], {key: 1}), "postprocess": lambda result: {key: 1}}[hook]
+    steps = broken(ScalarModel, hook, change)
+    steps.add("bad", 6, 3)
+    steps.add("a", 1, 3)
+    steps.run(("bad", 3), ("a", 3))
+    out = steps.finish()
+    assert {name: str(error) for name, error in out.failed.items()} == {
+        "bad": f"{hook}: update has the key {key!r}, which can't be a keyword"
+    }
