@@ -80,7 +80,7 @@ def _cut(
 ) -> None:
     """Cut one token-aligned tensor ``[>= num_tokens, ...]`` into ``outputs``, rows held from earlier steps first."""
     if not isinstance(tensor, torch.Tensor) or not tensor.dim():
-        raise HookShapeError("make_omni_output", f"{name} has no token axis")
+        raise HookShapeError(hook, f"{name} has no token axis")
     if tensor.shape[0] < num_tokens:
         raise HookCountError(hook, f"rows of {name}", num_tokens, tensor.shape[0])
     for row in rows:
