@@ -1,7 +1,7 @@
 # Needs Python 3.11, gcc and make. Everything else goes into .venv; nothing outside this folder is touched.
 PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3.11)
 RUN := .venv/bin/python
-TEXT ?= Hello! 12 + 30 = 42, see you on 4 July.
+TEXT ?= Good morning! 5 + 7 = 12.
 
 # Packages are installed without bytecode; kept from writing it, every start would compile vLLM and torch again.
 unexport PYTHONDONTWRITEBYTECODE

@@ -238,3 +238,9 @@ def test_the_grammar_reads_numbers(text: str, spoken: str, monkeypatch: pytest.M
     import atoms
 
     assert " ".join(atoms.number(text).spoken) == spoken
+
+
+@pytest.mark.parametrize("text", ["8 / 2", "1/2", "6 /3", "10/ 5 = 2"])
+def test_a_division_is_refused_not_dropped(text: str) -> None:
+    with pytest.raises(VocabularyError, match="/"):
+        ThinkerTokenizer().encode(text)

@@ -1,5 +1,8 @@
 """Speech from the packaged voice: real-time factor, batches, time to first audio, memory, cold start.
 
+``rtf`` is wall time over audio time (below 1 is faster than speech), ``reference_rtf`` the same of the reference;
+``speed_over_reference`` above 1 means faster than it. ``first_audio_share`` is the time to the first sample over the whole.
+
 The reference is the voice's plain-torch implementation, one stream on one core, given the words to speak (it has no Thinker).
 Both sides speak the same texts in turn, and the codes are compared before anything is timed.
 """
@@ -16,9 +19,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from stagevox.config.env import prepare_inline_process
+from stagevox.config.env import hush_libraries, prepare_inline_process
 
 prepare_inline_process()
+hush_libraries()
 
 import numpy as np  # noqa: E402  - the environment must be set before
 import torch  # noqa: E402

@@ -11,9 +11,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from stagevox.config.env import prepare_inline_process
+from stagevox.config.env import hush_libraries, prepare_inline_process
 
 prepare_inline_process()
+hush_libraries()
 
 import torch  # noqa: E402  - the environment must be set before
 from vllm.engine.arg_utils import EngineArgs  # noqa: E402
@@ -79,6 +80,7 @@ def main() -> None:
                 flush=True,
             )
         hooked.engine.close()
+        stock.core.shutdown()
     report.write(args.json, numbers)
 
 

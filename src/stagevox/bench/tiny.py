@@ -46,6 +46,9 @@ def register_tiny() -> None:
 def write_checkpoint(folder: Path, architecture: str, *, layers: int = 2, hidden: int = 128) -> Path:
     """A random checkpoint in the Qwen2 layout, the same weights whatever the architecture's name."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
 
     config = Qwen2Config(
         vocab_size=1000,

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import math
 import os
 import signal
 import sys
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
@@ -54,13 +52,13 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check everything, load the model, speak, write, report."""
-    from stagevox.config.env import prepare_inline_process
+    from stagevox.config.env import hush_libraries, prepare_inline_process
     from stagevox.stage.version import check_vllm_version
 
     check_vllm_version()
     _check_folder()
     prepare_inline_process()
-    _hush()
+    hush_libraries()
     from stagevox.audio.wav import check_writable, wav_bytes, write_whole
     from stagevox.config.blueprint import Blueprint
 
@@ -182,12 +180,6 @@ def _check_folder() -> None:
         os.getcwd()
     except OSError as error:  # torch's libraries can't be loaded there
         raise ConfigError("current folder", f"can't be used: {error.strerror}") from None
-
-
-def _hush() -> None:
-    """Keep what libraries tell their developers at import off the terminal."""
-    warnings.filterwarnings("ignore", category=FutureWarning, module=r"vllm\.")
-    logging.getLogger("torch._library.triton").setLevel(logging.ERROR)
 
 
 @contextmanager

@@ -12,7 +12,9 @@ An operator's own values win.
 
 from __future__ import annotations
 
+import logging
 import os
+import warnings
 
 INLINE_DEFAULTS = {
     "OMP_NUM_THREADS": "1",
@@ -26,3 +28,9 @@ def prepare_inline_process() -> None:
     """Set what is not set."""
     for name, value in INLINE_DEFAULTS.items():
         os.environ.setdefault(name, value)
+
+
+def hush_libraries() -> None:
+    """Keep what libraries tell their developers at import off a terminal; for commands, not for a program that imports us."""
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"vllm\.")
+    logging.getLogger("torch._library.triton").setLevel(logging.ERROR)

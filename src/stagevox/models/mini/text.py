@@ -87,6 +87,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"&", " and "),
         (r"(?<![^\s(+=×*−-])\.(?=[0-9])", "0."),
         (r"(?<![0-9])[.,:]|[.,:](?![0-9])", " "),
+        (r"([0-9])\s*/\s*(?=[0-9])", r"\1/"),  # a division, which can't be said
         (r"(?<![0-9])/|/(?![0-9])", " "),
         (r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))", ""),
         (rf"({_CLOCK})\s*{_DASH}\s*(?={_CLOCK})", r"\1 to "),
@@ -201,8 +202,11 @@ class ThinkerTokenizer:
         ids = [i for chunk in chunks for i in self.encode_chunk(chunk)]
         pieces = sum(self.pieces[i] for i in ids)
         if len(ids) > self.max_input_tokens or pieces > self.max_pieces:
-            message = f"too long to be spoken in one go (about {pieces} sounds in {len(ids)} tokens"
-            raise TextTooLongError(FIELD, f"{message}; at most {self.max_pieces} in {self.max_input_tokens})")
+            raise TextTooLongError(
+                FIELD,
+                f"too long to be spoken in one go: {len(ids)} words and digits of about {pieces} sounds",
+                [f"up to {self.max_input_tokens} words and digits of {self.max_pieces} sounds together, 1 to 8 a word"],
+            )
         return [self.bos_id, *ids, self.sep_id]
 
     def decode(self, ids: Iterable[int]) -> str:
