@@ -227,6 +227,7 @@ class _Answer:
         self._token_ids: list[int] = []
         self._codes: list[NDArray[np.int64]] = []
         self._samples = SampleStream(blueprint.front_end.sample_rate)
+        self._fault: RequestFailedError | None = None
         self._seconds = 0.0
         self._first_audio: float | None = None
 
@@ -240,11 +241,14 @@ class _Answer:
             try:
                 self._samples.push(output.multimodal[waveform])
             except ValueError as error:
-                driver.fail(self.req_id, RequestFailedError(f"{stage}: {error}"))
+                self._fault = RequestFailedError(f"{stage}: {error}")
+                driver.fail(self.req_id, self._fault)  # which knows it no longer if these were its last samples
 
     def finish(self, event: FinishRequest) -> None:
         timing = event.timing
         self.reason, self.error = event.finish_reason, event.error
+        if self._fault is not None:
+            self.reason, self.error = "error", self._fault
         self._seconds = timing.finished_at - timing.arrived_at
         if timing.first_output_at is not None and self._samples.num_samples:
             self._first_audio = timing.first_output_at - timing.arrived_at

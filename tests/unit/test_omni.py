@@ -140,6 +140,16 @@ def test_samples_that_are_none_fail_their_request(omni, fake_model, bad):
     omni.assert_idle()
 
 
+def test_last_samples_that_are_none_fail_their_request(omni, fake_model):
+    """They come in the same round as the request's end."""
+    last = len(expected(3)) - 1
+    fake_model.stages["code2wav"].show = lambda rows: {WAVEFORM: [math.nan if n == last else 0.5 for _, _, n in rows]}
+    (result,) = omni.generate("abc")
+    assert result.finish_reason == "error" and "code2wav: samples" in str(result.error)
+    assert 0 < len(result.audio) <= last
+    omni.assert_idle()
+
+
 def test_no_frames(omni, fake_model):
     fake_model.stages["talker"].factor = 0
     (result,) = omni.generate("abc")
