@@ -23,7 +23,19 @@ PRIVATE_MODULES = {
 }
 RUNNER_SIDE = {
     f"stagevox.stage.{name}"
-    for name in ("worker", "runner", "rows", "buffer", "frame_log", "preprocess", "mtp", "outputs", "generation", "seeded")
+    for name in (
+        "worker",
+        "runner",
+        "border",
+        "rows",
+        "buffer",
+        "frame_log",
+        "preprocess",
+        "mtp",
+        "outputs",
+        "generation",
+        "seeded",
+    )
 } | {"stagevox.stage.multi_step.executor"}
 
 

@@ -18,8 +18,8 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from stagevox.contract import OmniOutput, RowPhase
 from stagevox.errors import ContractError
 
+from .border import call_hook
 from .outputs import Outputs, slice_outputs
-from .preprocess import call_hook
 from .runner import OmniGPUModelRunner
 from .wire import OmniModelRunnerOutput
 

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 
 from stagevox.contract import RowPhase, check_mtp
-from stagevox.errors import ContractError, HookRaisedError, HookShapeError
+from stagevox.errors import ContractError
 
+from .border import call_hook, copying
 from .buffer import IntermediateBuffer
-
-
-@contextmanager
-def copying(hook: str) -> Iterator[None]:
-    """What can't be copied into the runner's buffers, such as a tensor without storage, is the hook's fault."""
-    try:
-        yield
-    except (RuntimeError, TypeError) as error:
-        raise HookShapeError(hook, f"returned what can't be copied: {error}") from error
 
 
 class MTPRows(NamedTuple):
@@ -47,7 +37,8 @@ def complete_frames(model: Any, batch: MTPRows, out: torch.Tensor, buffer: Inter
     rows = batch.rows
     first = rows[0].start
     try:
-        embeds, codes = _call(model, batch, out.shape[1])
+        result = call_hook("talker_mtp", model.talker_mtp, *batch[1:])
+        embeds, codes = check_mtp(result, len(rows), out.shape[1])
         with copying("talker_mtp"):
             embeds, codes = embeds.clone(), codes.clone()
             if rows[-1].start - first + 1 == len(rows):
@@ -67,13 +58,3 @@ def complete_frames(model: Any, batch: MTPRows, out: torch.Tensor, buffer: Inter
     for index, row in enumerate(rows):
         buffer.log(row.req_id, row.prompt_len).append(row.num_computed, embeds, codes, index)
     return {row.req_id: codes[index : index + 1] for index, row in enumerate(rows)}
-
-
-def _call(model: Any, batch: MTPRows, hidden_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    try:
-        result = model.talker_mtp(batch.input_ids, batch.input_embeds, batch.last_hidden, batch.text_step)
-    except ContractError:
-        raise
-    except Exception as error:
-        raise HookRaisedError("talker_mtp", f"{type(error).__name__}: {error}") from error
-    return check_mtp(result, len(batch.rows), hidden_size)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,21 +15,12 @@ from stagevox.contract import (
     check_mtp_inputs,
     check_row,
 )
-from stagevox.errors import ContractError, HookRaisedError
+from stagevox.errors import ContractError
 
+from .border import call_hook, copying
 from .buffer import IntermediateBuffer
-from .mtp import MTPRows, copying
+from .mtp import MTPRows
 from .rows import is_decode_row
-
-
-def call_hook(name: str, hook: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Call a model's hook; whatever it raises comes out as a :class:`ContractError` under the hook's name."""
-    try:
-        return hook(*args, **kwargs)
-    except ContractError:
-        raise
-    except Exception as error:
-        raise HookRaisedError(name, f"{type(error).__name__}: {error}") from error
 
 
 class HookRouter:

@@ -20,11 +20,12 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from stagevox.contract import CODES, Capabilities, OmniOutput, RowPhase, check_output, check_update
 from stagevox.errors import ContractError, HookRaisedError
 
+from .border import call_hook
 from .buffer import IntermediateBuffer
 from .mtp import MTPRows, complete_frames
 from .outputs import Outputs, slice_outputs
 from .payload import StepRow
-from .preprocess import HookRouter, call_hook
+from .preprocess import HookRouter
 from .rows import build_rows, request_token_spans
 from .seeded import keep_generators, without_offsets
 from .wire import OmniAsyncOutput, OmniModelRunnerOutput, StageSettings
