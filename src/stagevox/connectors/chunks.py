@@ -102,7 +102,9 @@ class FrameChunks(ChunkProcessor):
         if finish_reason in FAILED:
             self.drop(req_id)
             return []
-        frames = self._open.setdefault(req_id, _Frames())
+        frames = self._open.get(req_id)
+        if frames is None:
+            frames = self._open[req_id] = _Frames()
         rows = payload.get(self.key)
         if rows is not None and len(rows):
             frames.blocks.append(rows)
