@@ -32,7 +32,9 @@ def ensure(name: str, requirements: Sequence[str]) -> Path:
     # Entries of a .pth file come after the environment's own packages: what is pinned wins, the rest is found here.
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     own = folder / "lib" / version / "site-packages"
-    (own / "fall_back.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
+    # The source folder is for PyTorch, which loads our declarations of torchvision's operators when it starts.
+    fall_back = (sysconfig.get_path("purelib"), str(ROOT.parent / "src"))
+    (own / "fall_back.pth").write_text("\n".join(fall_back) + "\n", encoding="utf-8")
     stamp.write_text(wanted, encoding="utf-8")
     return python
 
