@@ -39,8 +39,8 @@ def ensure(name: str, requirements: Sequence[str]) -> Path:
     return python
 
 
-def run(python: Path, *arguments: str | os.PathLike[str]) -> None:
+def run(python: Path, *arguments: str) -> None:
     """Run a reference's script in its environment, on one thread."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
     environment.pop("PYTHONPATH", None)
-    subprocess.run([str(python), *map(os.fspath, arguments)], check=True, env=environment)
+    subprocess.run([str(python), *arguments], check=True, env=environment)
