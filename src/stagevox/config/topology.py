@@ -103,5 +103,7 @@ class Topology:
     front_end: str
     """``module:Class`` of the :class:`FrontEnd`; made with the topology's ``checkpoint`` folder."""
     checkpoint: Path
+    text_stage: str | None = None
+    """The stage that writes the text of a reply; None for a model that speaks the prompt's own text."""
     warm_up: str | None = None
     """A text to speak once at load, so that no caller's request pays for the first use of every kernel."""
