@@ -47,6 +47,9 @@ class StageSpec:
     extra_token: bool = False
     """A sampled token has exported rows only once it was fed. True lets the engine sample one token more than
     ``max_tokens`` and throw it away, so that every token that is returned has its rows."""
+    multi_step_decode_steps: int | None = None
+    """How many decode steps one scheduling round may merge, as the stage's own settings say: 0 or 2 to 16; None: they don't say.
+    See :func:`stagevox.config.multi_step.resolve_multi_step_steps`."""
 
 
 class InputAdapter(Protocol):

@@ -68,6 +68,13 @@ class ChunkProcessor(ABC):
         call, which must return a chunk with ``end`` unless the request failed or was aborted.
         """
 
+    def rows_to_first_chunk(self, req_id: str) -> int | None:
+        """How many more rows complete a request's first chunk, or None if that is out or nothing waits for it.
+
+        A round that merges several steps ends there, so that merging never delays the first sound.
+        """
+        return None
+
     @abstractmethod
     def drop(self, req_id: str) -> None:
         """Forget a request."""

@@ -118,6 +118,13 @@ class FrameChunks(ChunkProcessor):
             self.drop(req_id)
         return chunks
 
+    def rows_to_first_chunk(self, req_id: str) -> int | None:
+        """How many rows the first chunk still lacks."""
+        frames = self._open.get(req_id)
+        if frames is None:
+            return self.sizes[0]
+        return None if frames.seq else self.sizes[0] - frames.waiting
+
     def drop(self, req_id: str) -> None:
         """Forget a request."""
         self._open.pop(req_id, None)

@@ -31,6 +31,9 @@ class Capabilities:
     mtp_request_info: bool
     """``talker_mtp`` wants to know whose rows it is given: it gets ``req_infos``."""
     has_make_omni_output: bool
+    has_on_requests_finished: bool
+    derives_engine_token: bool
+    """``derive_engine_tokens`` is callable: the sampled token is a function of the requests' state (MS-9)."""
     include_hidden: bool
     """``omni_pooler_payload_include_hidden``: hidden rows cross to the next stage (RT-4)."""
     supports_multi_step_decode: bool
@@ -56,6 +59,8 @@ class Capabilities:
             has_talker_mtp=hook("talker_mtp"),
             mtp_request_info=flag("mtp_request_info"),
             has_make_omni_output=hook("make_omni_output"),
+            has_on_requests_finished=hook("on_requests_finished"),
+            derives_engine_token=hook("derive_engine_tokens"),
             include_hidden=flag("omni_pooler_payload_include_hidden"),
             supports_multi_step_decode=flag("supports_multi_step_decode"),
             supports_multi_step_stages=tuple(getattr(model, "supports_multi_step_stages", ())),

@@ -9,7 +9,7 @@ has succeeded (:func:`stagevox.contract.merge_update`). A hook may be called aga
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -110,5 +110,28 @@ class MakeOmniOutput(Protocol):
         ``kwargs`` holds ``model_intermediate_buffer`` (a state a request, without phase fields) and ``request_token_spans``
         (``[start, end)`` a request on the token axis), both in the order of the input batch. If it raises, every request of the
         step fails: nobody can tell whose rows are right.
+        """
+        ...
+
+
+@runtime_checkable
+class OnRequestsFinished(Protocol):
+    """Frees what a model keeps for requests outside their state (MS-10)."""
+
+    def on_requests_finished(self, finished_req_ids: Set[str]) -> None:
+        """Called once for each request that has ended, before the hooks of the next step, whatever kind of round that is."""
+        ...
+
+
+@runtime_checkable
+class DeriveEngineTokens(Protocol):
+    """Names the token that the sampler is bound to draw, where the requests' state decides it (MS-9, MS-11)."""
+
+    def derive_engine_tokens(self, *, req_infos: Sequence[Mapping[str, Any]]) -> Sequence[int | None]:
+        """``req_infos[i]`` is the state of row i with the phase fields of the position that was just computed, after ``make_omni_output``.
+
+        Return the id that greedy sampling from the row's logits gives, for each row, or None where that isn't certain: then the whole
+        step is sampled. Only asked in steps after the first of a window, and only where nothing else has a say in the choice: all
+        rows greedy, no bias, ``min_tokens`` reached.
         """
         ...

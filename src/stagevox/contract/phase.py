@@ -42,6 +42,11 @@ class RowPhase(NamedTuple):
         """True if the span reaches the newest known position, so that a new token is drawn from its last row."""
         return self.num_computed + self.span >= self.num_known
 
+    def advanced(self) -> RowPhase:
+        """The same request's next decode row: one position on, its token decided."""
+        req_id, start, _, computed, prompt_len, known = self
+        return RowPhase(req_id, start, 1, computed + 1, prompt_len, known + 1)
+
     def fields(self) -> dict[str, Any]:
         """The three fields under their keyword names."""
         return {

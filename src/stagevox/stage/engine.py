@@ -28,11 +28,21 @@ _open: set[StageEngine] = set()
 class StageEngine:
     """A stage as the drivers see it (:class:`stagevox.pipeline.stage.Stage`)."""
 
-    def __init__(self, spec: StageSpec, overrides: Mapping[str, Any] | None = None, *, record: bool = False) -> None:
-        """Load the stage. ``overrides`` are vLLM engine arguments; ``record`` keeps a step log."""
+    def __init__(
+        self,
+        spec: StageSpec,
+        overrides: Mapping[str, Any] | None = None,
+        *,
+        record: bool = False,
+        multi_step: int | None = None,
+    ) -> None:
+        """Load the stage. ``overrides`` are vLLM engine arguments; ``record`` keeps a step log.
+
+        ``multi_step`` is the command line's number of decode steps to merge, for stages that can; None: it doesn't say.
+        """
         self.name = spec.name
         self._spec = spec
-        config = make_config(spec, overrides or {}, record=record)
+        config = make_config(spec, overrides or {}, record=record, multi_step=multi_step)
         try:
             self._core = EngineCore(config, Executor.get_class(config), log_stats=False)
         except ValueError as error:  # such as a KV pool too small for one request
@@ -91,11 +101,18 @@ class StageEngine:
         size: dict[str, int] = self._core.collective_rpc("omni_state_size")[0]
         return size
 
+    def multi_step(self) -> dict[str, Any]:
+        """What merged decode did so far, with the effective number of steps under ``steps``; 0 where it is off."""
+        ledger = getattr(self._scheduler, "windows", None)
+        return {"steps": 0} if ledger is None else {"steps": ledger.steps, **ledger.counters.as_dict()}
+
     def close(self) -> None:
         """Stop the engine; closing it again does nothing."""
         if self not in _open:
             return
         _open.discard(self)
+        if (ledger := getattr(self._scheduler, "windows", None)) is not None:
+            ledger.counters.log(now=True)
         if _open:
             self._core.model_executor.shutdown()
             self._core.scheduler.shutdown()

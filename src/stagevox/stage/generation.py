@@ -47,7 +47,7 @@ class OmniGenerationModelRunner(OmniGPUModelRunner):
         rows = self._rows = self._gather_rows(scheduler_output)
         self._new_codes = {}
         if self._record:
-            self._record_step(scheduler_output.scheduled_cached_reqs.resumed_req_ids)
+            self._record_step(scheduler_output.scheduled_cached_reqs.resumed_req_ids, 0)
         outputs = self._generate(rows)
         self.execute_model_state = GenerationStep(
             [row.req_id for row in rows], outputs, dict(self.model_intermediate_buffer.failed)

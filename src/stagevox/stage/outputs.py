@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from stagevox.contract import OwnedBatchTensor, RowPhase
+from stagevox.contract import HIDDEN, OwnedBatchTensor, RowPhase
 from stagevox.errors import HookCountError, HookShapeError
 
 Outputs = dict[str, dict[str, Any]]
@@ -92,3 +92,13 @@ def _cut(
         held = memory.held.get(row.req_id, {}).pop(name, None)
         if held or len(part):
             outputs[row.req_id][name] = torch.cat([*held, part]) if held else part
+
+
+def client_facing(outputs: Outputs) -> Outputs:
+    """The outputs without what only the next stage may see; a mapping of its own."""
+    shown = ((req_id, {key: value for key, value in named.items() if not _is_hidden(key)}) for req_id, named in outputs.items())
+    return {req_id: named for req_id, named in shown if named}
+
+
+def _is_hidden(key: str) -> bool:
+    return key == HIDDEN or key.startswith(HIDDEN + ".")

@@ -77,3 +77,5 @@ class StepRow(NamedTuple):
     is_prefill: bool
     used_mtp: bool
     is_resumed: bool
+    window_step: int = 0
+    """Which step of a merged round this was, from 1; 0 for a round of its own."""

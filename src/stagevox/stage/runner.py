@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,7 +33,9 @@ from stagevox.errors import ContractError, HookRaisedError
 from .border import call_hook
 from .buffer import IntermediateBuffer
 from .mtp import MTPRows, complete_frames
-from .outputs import Outputs, slice_outputs
+from .multi_step.executor import FirstStep, execute_multi_step_window, tight_loop
+from .multi_step.reconcile import shrink_refused_multi_step_window
+from .outputs import Outputs, client_facing, slice_outputs
 from .payload import StepRow
 from .preprocess import HookRouter
 from .row_store import RowStore, missing_slots
@@ -58,6 +60,8 @@ class OmniGPUModelRunner(Upstream):
     model: Any
     execute_model_state: Any
     model_intermediate_buffer: IntermediateBuffer
+    window_loop = staticmethod(tight_loop)
+    """Runs the steps of a window after its first; tests put :func:`.multi_step.executor.reentrant_loop` here."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -76,6 +80,7 @@ class OmniGPUModelRunner(Upstream):
         self._omni_output: OmniOutput | None = None
         self._capabilities = Capabilities.of(object())
         self._router: HookRouter | None = None
+        self._window: FirstStep | None = None
 
     @property
     def runtime_additional_information(self) -> IntermediateBuffer:
@@ -100,11 +105,26 @@ class OmniGPUModelRunner(Upstream):
         if self._capabilities.has_preprocess:
             self._router = HookRouter(model, self._capabilities, self.model_intermediate_buffer, self.inputs_embeds.gpu)
 
+    @property
+    def embeds_every_row(self) -> bool:
+        """True if the model's hooks make the embeddings of every row, whatever the inherited preprocessing would put there."""
+        return self._router is not None
+
     # -- request state ------------------------------------------------------------------------------------------------
+
+    def execute_model(self, scheduler_output: SchedulerOutput, intermediate_tensors: Any = None) -> Any:
+        """As upstream. Of a round that merges steps this runs the first, an ordinary one; the rest follow when it is sampled."""
+        plan = getattr(scheduler_output, "multi_step_plan", None)
+        if plan:
+            self._window = FirstStep(plan)
+            scheduler_output = shrink_refused_multi_step_window(scheduler_output)
+        return super().execute_model(scheduler_output, intermediate_tensors)
 
     def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
         self._arriving = getattr(scheduler_output, "omni_payloads", {})
         deferred = super()._update_states(scheduler_output)
+        if scheduler_output.finished_req_ids and self._capabilities.has_on_requests_finished:
+            self.model.on_requests_finished(scheduler_output.finished_req_ids)
         buffer = self.model_intermediate_buffer
         for new in scheduler_output.scheduled_new_reqs:
             buffer.open(new.req_id, {})
@@ -157,25 +177,30 @@ class OmniGPUModelRunner(Upstream):
 
     def _preprocess(self, scheduler_output: SchedulerOutput, num_input_tokens: int, intermediate_tensors: Any = None) -> Any:
         result = super()._preprocess(scheduler_output, num_input_tokens, intermediate_tensors)
-        self._rows = self._gather_rows(scheduler_output)
+        rows = self._gather_rows(scheduler_output)
+        self._condition(rows, self.input_ids.gpu[: scheduler_output.total_num_scheduled_tokens])
+        if self._router is not None:
+            result = (None, self.inputs_embeds.gpu[:num_input_tokens], *result[2:])
+        if self._record:
+            self._record_step(scheduler_output.scheduled_cached_reqs.resumed_req_ids, int(self._window is not None))
+        return result
+
+    def _condition(self, rows: list[RowPhase], input_ids: torch.Tensor) -> None:
+        """Start a step: the model's hooks, then MTP, make the embeddings of ``rows`` from ``input_ids [num_tokens]``."""
+        self._rows = rows
         self._new_codes = {}
         self._step += 1
         if self._router is not None:
-            input_ids = self.input_ids.gpu[: scheduler_output.total_num_scheduled_tokens]
-            batch = self._router.run(self._rows, input_ids)
+            batch = self._router.run(rows, input_ids)
             if batch is not None:
                 self._new_codes = self._talker_mtp_forward(batch)
-            result = (None, self.inputs_embeds.gpu[:num_input_tokens], *result[2:])
-        if self._record:
-            self._record_step(scheduler_output.scheduled_cached_reqs.resumed_req_ids)
-        return result
 
     def _talker_mtp_forward(self, batch: MTPRows) -> dict[str, torch.Tensor]:
         """Complete the frames of the step's decode rows; new codes ``[1, Q]`` by request."""
         infos = self._capabilities.mtp_request_info
         return complete_frames(self.model, batch, self.inputs_embeds.gpu, self.model_intermediate_buffer, with_infos=infos)
 
-    def _record_step(self, resumed: set[str]) -> None:
+    def _record_step(self, resumed: Set[str], window_step: int) -> None:
         self.step_log.extend(
             StepRow(
                 self._step,
@@ -187,6 +212,7 @@ class OmniGPUModelRunner(Upstream):
                 row.is_prefill,
                 row.req_id in self._new_codes,
                 row.req_id in resumed,
+                window_step,
             )
             for row in self._rows
         )
@@ -195,6 +221,8 @@ class OmniGPUModelRunner(Upstream):
 
     def _model_forward(self, *args: Any, **kwargs: Any) -> Any:
         self._omni_output = None
+        if self._window is not None:
+            self._window.see_forward(kwargs)
         try:
             result = super()._model_forward(*args, **kwargs)
         except Exception as error:
@@ -230,7 +258,14 @@ class OmniGPUModelRunner(Upstream):
     # -- after forward ------------------------------------------------------------------------------------------------
 
     def sample_tokens(self, grammar_output: Any) -> ModelRunnerOutput | AsyncModelRunnerOutput | Any:
-        """Sample, then keep what the next step needs and hand out what this one made."""
+        """Sample, then keep what the next step needs and hand out what this one made; a round that merges steps runs the rest of them."""
+        window, self._window = self._window, None
+        if window is not None:
+            return execute_multi_step_window(self, window)
+        return self._sample_step(grammar_output)
+
+    def _sample_step(self, grammar_output: Any) -> Any:
+        """Sample one step and hand out what it made."""
         state = self.execute_model_state
         result = super().sample_tokens(grammar_output)
         if state is None or not (self._has_afterwork or self._new_codes or self.model_intermediate_buffer.failed):
@@ -248,16 +283,20 @@ class OmniGPUModelRunner(Upstream):
         drafts = state.scheduler_output.scheduled_spec_decode_tokens
         if drafts and isinstance(result, ModelRunnerOutput):
             self._drop_rejected(drafts, result.sampled_token_ids)
-        if self._capabilities.has_postprocess:
-            self._postprocess(state.hidden_states)
-        outputs, inter_stage = self._collect(state.hidden_states)
+        inter_stage = self._finish_step(state.hidden_states)
         failed = self.model_intermediate_buffer.failed
-        if not (outputs or inter_stage or failed):
+        if not (inter_stage or failed):
             return result
-        failed = dict(failed)
+        failed, outputs = dict(failed), client_facing(inter_stage)
         if isinstance(result, AsyncModelRunnerOutput):
             return OmniAsyncOutput(result, inter_stage, outputs, failed)
         return OmniModelRunnerOutput.wrap(result, inter_stage, outputs, failed)
+
+    def _finish_step(self, hidden: torch.Tensor) -> Outputs:
+        """What follows a step's sampling, given its hidden states: ``postprocess``, and this step's outputs by request."""
+        if self._capabilities.has_postprocess:
+            self._postprocess(hidden)
+        return self._collect(hidden)
 
     def _drop_rejected(self, drafts: Mapping[str, list[int]], sampled: list[list[int]]) -> None:
         """Cut rejected drafts off their rows: they are no positions of the request."""
@@ -311,13 +350,13 @@ class OmniGPUModelRunner(Upstream):
             assert self._row_store is not None
             self._row_store.put(shared, self.input_batch.block_table[0].slot_mapping.gpu[: self._rows[-1].end])
 
-    def _collect(self, hidden: torch.Tensor) -> tuple[Outputs, Outputs]:
-        """Client-facing and inter-stage outputs of this step, built apart; two empty dicts when there is nothing."""
+    def _collect(self, hidden: torch.Tensor) -> Outputs:
+        """Inter-stage outputs of this step; an empty dict when there is nothing."""
         values = self._omni_output.multimodal_outputs if self._omni_output is not None else None
         if self._capabilities.include_hidden:
             values = {**(values or {}), HIDDEN: hidden}
         if not values and not self._new_codes:
-            return {}, {}
+            return {}
         try:
             shared = self._shared_rows(values)
             self._hold_cached_rows(shared)
@@ -325,20 +364,10 @@ class OmniGPUModelRunner(Upstream):
             self._keep_rows(shared)
         except ContractError as error:
             self._fail_step(error)
-            return {}, {}
+            return {}
         for req_id, codes in self._new_codes.items():
             inter_stage.setdefault(req_id, {})[CODES] = codes
-        return _client_facing(inter_stage), inter_stage
-
-
-def _client_facing(outputs: Outputs) -> Outputs:
-    """The outputs without what only the next stage may see."""
-    shown = ((req_id, {key: value for key, value in named.items() if not _is_hidden(key)}) for req_id, named in outputs.items())
-    return {req_id: named for req_id, named in shown if named}
-
-
-def _is_hidden(key: str) -> bool:
-    return key == HIDDEN or key.startswith(HIDDEN + ".")
+        return inter_stage
 
 
 class _Unwrapped:

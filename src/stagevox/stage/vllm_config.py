@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -14,13 +15,17 @@ from vllm.model_executor.models import ModelRegistry
 from vllm.platforms import current_platform
 from vllm.plugins import load_general_plugins
 
+from stagevox.config.multi_step import FIELD, MultiStepSetting, resolve_multi_step_steps
 from stagevox.config.topology import StageSpec
 from stagevox.contract import Capabilities, StageExecutionType
 from stagevox.errors import CapabilityError, CheckpointError
 
 from .engine_args import check_engine_args
+from .multi_step.gates import Refusal, capability_gate, static_gate
 from .plugin import register
 from .wire import StageSettings
+
+logger = logging.getLogger("stagevox.multi_step")
 
 _SIZES = (
     "tensor_parallel_size",
@@ -36,10 +41,16 @@ _SPECULATION = ("speculative_config", "spec_method", "spec_model", "spec_tokens"
 """Engine arguments that turn speculation on."""
 
 
-def make_config(spec: StageSpec, overrides: Mapping[str, Any], *, record: bool = False) -> VllmConfig:
-    """The vLLM config of a stage; raises a :class:`stagevox.errors.ConfigError` for what can't work."""
+def make_config(
+    spec: StageSpec, overrides: Mapping[str, Any], *, record: bool = False, multi_step: int | None = None
+) -> VllmConfig:
+    """The vLLM config of a stage; raises a :class:`stagevox.errors.ConfigError` for what can't work.
+
+    ``multi_step`` is how many decode steps all stages that can should merge, as the command line says; None: it doesn't say.
+    """
     if spec.execution_type is StageExecutionType.DIFFUSION:
         raise CapabilityError(spec.name, "no runtime for diffusion stages yet", ["ar", "generation"])
+    wanted = resolve_multi_step_steps(spec.multi_step_decode_steps, cli=multi_step, field=f"{spec.name}.{FIELD}")
     check_engine_args(spec.name, overrides)
     register()
     load_general_plugins()
@@ -56,6 +67,7 @@ def make_config(spec: StageSpec, overrides: Mapping[str, Any], *, record: bool =
     for speculation in _SPECULATION:
         if arguments.get(speculation) is not None:
             _refuse_speculation(f"{spec.name}.{speculation}", capabilities, ahead=async_scheduling)
+    steps = merged_steps(spec, wanted, capabilities)
     settings = StageSettings(
         name=spec.name,
         execution_type=spec.execution_type,
@@ -69,12 +81,25 @@ def make_config(spec: StageSpec, overrides: Mapping[str, Any], *, record: bool =
         extra_token=spec.extra_token,
         has_talker_mtp=capabilities.has_talker_mtp,
         has_preprocess=capabilities.has_preprocess,
+        multi_step_decode_steps=steps,
     )
+    config = _engine_config(spec, arguments | _without_prefix_caching(steps, overrides), settings)
+    refusal = static_gate(config) if steps else None
+    if refusal is not None:
+        warn_not_merged(spec.name, wanted, refusal)
+        config = _engine_config(spec, arguments, replace(settings, multi_step_decode_steps=0))
+    if config.model_config.runner_type != "generate":
+        raise CapabilityError(f"{spec.name}.runner", f"a stage can't be a {config.model_config.runner_type} engine", ["generate"])
+    return config
+
+
+def _engine_config(spec: StageSpec, arguments: Mapping[str, Any], settings: StageSettings) -> VllmConfig:
+    """The config of an engine with these arguments and settings."""
     args = EngineArgs(
         model=str(spec.checkpoint),
-        async_scheduling=async_scheduling,
-        worker_cls="stagevox.stage.worker." + ("OmniCPUWorker" if cpu else "OmniGPUWorker"),
-        scheduler_cls=_scheduler_class(spec.execution_type, async_scheduling),
+        async_scheduling=settings.async_scheduling,
+        worker_cls="stagevox.stage.worker." + ("OmniCPUWorker" if current_platform.is_cpu() else "OmniGPUWorker"),
+        scheduler_cls=_scheduler_class(spec.execution_type, settings.async_scheduling),
         distributed_executor_backend="vllm.v1.executor.uniproc_executor.UniProcExecutor",
         additional_config=settings.to_config(),
         **{"use_tqdm_on_load": False, **_part_of(spec), **arguments},
@@ -83,9 +108,33 @@ def make_config(spec: StageSpec, overrides: Mapping[str, Any], *, record: bool =
         config = args.create_engine_config()
     except Exception as error:
         raise CapabilityError(spec.name, first_reason(error)) from error
-    if config.model_config.runner_type != "generate":
-        raise CapabilityError(f"{spec.name}.runner", f"a stage can't be a {config.model_config.runner_type} engine", ["generate"])
     return config
+
+
+def merged_steps(spec: StageSpec, wanted: MultiStepSetting, capabilities: Capabilities) -> int:
+    """How many steps the stage may merge as far as its model is concerned; warns if it was asked to and can't.
+
+    A value for all stages is not meant for one whose model can't.
+    """
+    if not wanted.steps:
+        return 0
+    ar = spec.execution_type is StageExecutionType.AR
+    refusal = capability_gate(capabilities, spec.name) if ar else Refusal.CAPABILITY
+    if refusal is None:
+        return wanted.steps
+    if not wanted.is_blanket:
+        warn_not_merged(spec.name, wanted, refusal)
+    return 0
+
+
+def warn_not_merged(stage: str, wanted: MultiStepSetting, refusal: Refusal) -> None:
+    """Say once why a stage that was asked to merge steps doesn't."""
+    logger.warning("%s: %s %d is off: the %s gate refuses", stage, FIELD, wanted.steps, refusal.value)
+
+
+def _without_prefix_caching(steps: int, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Merged decode and cached blocks exclude each other, and vLLM caches by default: only an operator's word counts (MS-6)."""
+    return {"enable_prefix_caching": False} if steps and "enable_prefix_caching" not in overrides else {}
 
 
 def _import_model_class(spec: StageSpec) -> type:

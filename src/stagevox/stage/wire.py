@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, NamedTuple
 
 from vllm.config import VllmConfig
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -35,6 +35,8 @@ class StageSettings:
     has_talker_mtp: bool = False
     has_preprocess: bool = False
     """What a position computes depends on more than its token: requests share cached blocks only under a common salt."""
+    multi_step_decode_steps: int = 0
+    """How many decode steps one round may merge, after the settings were checked against model and engine; 0: off."""
 
     def to_config(self) -> dict[str, Any]:
         """As ``additional_config``: plain values, so that it crosses processes."""
@@ -52,14 +54,38 @@ class StageSettings:
 
 @dataclass
 class OmniSchedulerOutput(SchedulerOutput):
-    """A step with stage payloads on board; made only for steps that carry any."""
+    """A step with stage payloads on board, or one that merges several decode steps; made only for steps that need it."""
 
     omni_payloads: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    multi_step_plan: dict[str, int] = field(default_factory=dict)
+    """Request to decode steps in this round; empty: an ordinary step."""
 
     @classmethod
     def wrap(cls, base: SchedulerOutput, payloads: dict[str, Mapping[str, Any]]) -> OmniSchedulerOutput:
         """``base`` plus payloads by request."""
         return cls(**vars(base), omni_payloads=payloads)
+
+    @classmethod
+    def planned(cls, base: SchedulerOutput, plan: dict[str, int]) -> OmniSchedulerOutput:
+        """``base`` with as many tokens a request as ``plan`` has steps."""
+        return cls(**vars(base)).with_tokens(plan, plan)
+
+    def with_tokens(self, tokens: Mapping[str, int], plan: dict[str, int]) -> OmniSchedulerOutput:
+        """A copy with other token counts for the requests in ``tokens``, a total to match, and another plan."""
+        counts = {**self.num_scheduled_tokens, **tokens}
+        values = {**vars(self), "num_scheduled_tokens": counts, "total_num_scheduled_tokens": sum(counts.values())}
+        return OmniSchedulerOutput(**{**values, "multi_step_plan": plan})
+
+
+class WindowReport(NamedTuple):
+    """What the runner made of a plan."""
+
+    steps: int
+    """Steps that ran, the first one included."""
+    derived: int = 0
+    """Steps whose tokens were derived from the requests' state instead of sampled."""
+    refusal: str | None = None
+    """Why only the first one ran."""
 
 
 @dataclass
@@ -69,6 +95,9 @@ class OmniModelRunnerOutput(ModelRunnerOutput):
     inter_stage_outputs: Outputs = field(default_factory=dict)
     multimodal_outputs: Outputs = field(default_factory=dict)
     failed: dict[str, BaseException] = field(default_factory=dict)
+    failed_after: dict[str, BaseException] = field(default_factory=dict)
+    """Requests whose model failed in the middle of a window: after the tokens and outputs that are reported here."""
+    window: WindowReport | None = None
 
     @classmethod
     def wrap(
@@ -76,6 +105,14 @@ class OmniModelRunnerOutput(ModelRunnerOutput):
     ) -> OmniModelRunnerOutput:
         """``base`` plus this step's additions."""
         return cls(**vars(base), inter_stage_outputs=inter_stage, multimodal_outputs=multimodal, failed=failed)
+
+    @classmethod
+    def of_window(
+        cls, first: ModelRunnerOutput, tokens: list[list[int]], report: WindowReport, **parts: Any
+    ) -> OmniModelRunnerOutput:
+        """The result of a window, whose first step's was ``first``; ``parts`` are the other fields of this class."""
+        base = {item.name: getattr(first, item.name) for item in fields(ModelRunnerOutput)}
+        return cls(**{**base, "sampled_token_ids": tokens}, window=report, **parts)
 
 
 class OmniAsyncOutput(AsyncModelRunnerOutput):
@@ -85,8 +122,10 @@ class OmniAsyncOutput(AsyncModelRunnerOutput):
         self, inner: AsyncModelRunnerOutput, inter_stage: Outputs, multimodal: Outputs, failed: dict[str, BaseException]
     ) -> None:
         self._inner = inner
-        self._parts = (inter_stage, multimodal, failed)
+        self.inter_stage_outputs = inter_stage
+        """Known before the tokens are."""
+        self._parts = (multimodal, failed)
 
     def get_output(self) -> ModelRunnerOutput:
         """Wait for the tokens, then wrap."""
-        return OmniModelRunnerOutput.wrap(self._inner.get_output(), *self._parts)
+        return OmniModelRunnerOutput.wrap(self._inner.get_output(), self.inter_stage_outputs, *self._parts)

@@ -25,19 +25,23 @@ class Full:
 
     def make_omni_output(self): ...
 
+    def on_requests_finished(self): ...
+
+    def derive_engine_tokens(self): ...
+
 
 @pytest.mark.parametrize("model", [Full, Full()])
 def test_everything_declared(model):
     found = dataclasses.asdict(Capabilities.of(model))
     assert found.pop("supports_multi_step_stages") == ("talker", "thinker")
-    assert len(found) == 11
+    assert len(found) == 13
     assert all(value is True for value in found.values())
 
 
 def test_nothing_declared():
     found = dataclasses.asdict(Capabilities.of(object()))
     assert found.pop("supports_multi_step_stages") == ()
-    assert len(found) == 11
+    assert len(found) == 13
     assert all(value is False for value in found.values())
 
 

@@ -145,6 +145,7 @@ class MiniTalkerForCausalLM(nn.Module):
     has_preprocess = True
     has_postprocess = True
     omni_pooler_payload_include_hidden = False
+    supports_multi_step_decode = True
 
     code_offsets: torch.Tensor
     prompt_codes: torch.Tensor

@@ -1,0 +1,1 @@
+"""Merged decode: several decode steps in one scheduling round, the same tokens (MS-1 to MS-13)."""
