@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from stagevox.audio.stream import Samples, SampleStream
 from stagevox.config.env import prepare_inline_process
+from stagevox.config.multi_step import FIELD, resolve_multi_step_steps
 from stagevox.connectors.local import LocalConnector
 from stagevox.errors import BadParameterError, BadRequestError, ClosedError, ConfigError, RequestFailedError, StagevoxError
 from stagevox.pipeline.events import ClientEvent, EmitOutput, FinishRequest
@@ -61,7 +62,9 @@ class Omni:
 
     ``model`` is a packaged model's name, a checkpoint folder, or a :class:`~stagevox.config.blueprint.Blueprint`.
     ``stage_overrides`` maps a stage to vLLM engine arguments. ``record_trace`` keeps the step log for :meth:`trace`, its newest rows.
-    ``deadline`` is how many seconds a stage may wait for its input before the request fails. Not thread-safe.
+    ``deadline`` is how many seconds a stage may wait for its input before the request fails. ``multi_step_decode_steps`` is how many
+    decode steps one round may merge, 0 or 2 to 16, in every stage whose model can; None leaves it to the environment and to
+    the stages' own settings. Not thread-safe.
 
     Raises:
         ConfigError: settings that can't work, found before any engine starts where that is possible.
@@ -74,6 +77,7 @@ class Omni:
         *,
         record_trace: bool = True,
         deadline: float = 30.0,
+        multi_step_decode_steps: int | None = None,
     ) -> None:
         self._stages: list[Stage] = []
         weakref.finalize(self, _close_all, self._stages)  # at the latest when the interpreter exits, while modules are whole
@@ -89,10 +93,13 @@ class Omni:
         self._blueprint.check_overrides()
         if isinstance(deadline, bool) or not isinstance(deadline, int | float) or not deadline > 0:
             raise ConfigError("deadline", f"not a number of seconds above 0: {deadline!r}")
+        for spec in self._blueprint.topology.stages:
+            resolve_multi_step_steps(spec.engine_extras.get(FIELD), cli=multi_step_decode_steps, field=f"{spec.name}.{FIELD}")
         orchestrator = Orchestrator(self._blueprint.stages, deadline=deadline)
         try:
             for spec in self._blueprint.topology.stages:
-                self._stages.append(start_stage(spec, self._blueprint.overrides.get(spec.name, {}), record_trace))
+                overrides = self._blueprint.overrides.get(spec.name, {})
+                self._stages.append(start_stage(spec, overrides, record_trace, multi_step_decode_steps))
         except BaseException:
             self.close()
             raise
@@ -150,6 +157,11 @@ class Omni:
         """The step log of each stage since it was loaded; empty lists without ``record_trace``."""
         self._open()
         return {stage.name: stage.trace() for stage in self._stages}
+
+    def multi_step(self) -> dict[str, dict[str, Any]]:
+        """What merged decode did in each stage: the effective number of steps, windows, steps, tokens saved, refusals by reason."""
+        self._open()
+        return {stage.name: stage.multi_step() for stage in self._stages}
 
     def assert_idle(self) -> None:
         """Check that no request has left anything behind."""
@@ -283,14 +295,14 @@ def _close_all(stages: list[Stage]) -> None:
             stages.pop().close()
 
 
-def start_stage(spec: StageSpec, overrides: Mapping[str, Any], record: bool) -> Stage:
+def start_stage(spec: StageSpec, overrides: Mapping[str, Any], record: bool, multi_step: int | None = None) -> Stage:
     """Load one stage's engine in this process; the first call imports vLLM."""
     from stagevox.stage.version import check_vllm_version
 
     check_vllm_version()
     from stagevox.stage.engine import StageEngine
 
-    return StageEngine(spec, overrides, record=record)
+    return StageEngine(spec, overrides, record=record, multi_step=multi_step)
 
 
 @contextmanager

@@ -195,8 +195,9 @@ def make_fake_model(monkeypatch):
             raise UnknownModelError("model", f"no model {name!r}", ["fake"])
         return topology
 
-    def start(spec, overrides, record):
+    def start(spec, overrides, record, multi_step=None):
         stages[spec.name].overrides, stages[spec.name].record = dict(overrides), record
+        stages[spec.name].asked_steps = multi_step
         started.append(spec.name)
         return stages[spec.name]
 

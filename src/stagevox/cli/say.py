@@ -45,6 +45,11 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--stage-overrides", metavar="JSON", help='vLLM engine arguments, such as {"talker": {"max_num_seqs": 1}}'
     )
+    parser.add_argument(
+        "--multi-step-decode-steps",
+        metavar="K",
+        help="decode steps that one scheduling round may merge, in stages that can: 0 (off) or 2 to 16",
+    )
     parser.add_argument("--trace", metavar="FILE", help="write the step log of every stage as JSON")
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout, and nothing else")
     parser.set_defaults(run=run)
@@ -61,7 +66,11 @@ def run(args: argparse.Namespace) -> int:
     hush_libraries()
     from stagevox.audio.wav import check_writable, wav_bytes, write_whole
     from stagevox.config.blueprint import Blueprint
+    from stagevox.config.multi_step import OPTION, parse_multi_step_steps, resolve_multi_step_steps
 
+    steps = args.multi_step_decode_steps
+    multi_step = None if steps is None else parse_multi_step_steps(OPTION, steps)
+    resolve_multi_step_steps(cli=multi_step)  # the environment's value, too
     prompt = {"text": _text(args.text), "voice": args.voice}
     sampling = {"seed": _seed(args.seed), "temperature": _temperature(args.temperature)}
     output, trace = Path(args.output), Path(args.trace) if args.trace is not None else None
@@ -78,15 +87,16 @@ def run(args: argparse.Namespace) -> int:
 
         from stagevox.omni import Omni
 
-        args.omni = omni = Omni(blueprint, record_trace=trace is not None)  # lives as long as args: see main
+        # It lives as long as args: see main.
+        args.omni = omni = Omni(blueprint, record_trace=trace is not None, multi_step_decode_steps=multi_step)
         with _progress() as show:
             (result,) = omni.generate(prompt, sampling, on_event=show)
         if result.error is not None:
             raise result.error
-        steps = {stage: [row._asdict() for row in rows] for stage, rows in omni.trace().items()}
+        rows = {stage: [row._asdict() for row in rows] for stage, rows in omni.trace().items()}
         with _uninterrupted():
             if trace is not None:
-                write_whole(trace, json.dumps({"stages": steps}).encode())
+                write_whole(trace, json.dumps({"stages": rows}).encode())
             write_whole(output, wav_bytes(result.audio, result.sample_rate))
         report = make_report(result, output)
         print(json.dumps(report) if args.json else _as_text(report), file=stdout, flush=True)

@@ -40,6 +40,8 @@ class StageSpec:
     keywords, ``input_options``; None for the first stage."""
     input_options: Mapping[str, Any] = field(default_factory=dict)
     """Plain values, such as a left context."""
+    engine_extras: Mapping[str, Any] = field(default_factory=dict)
+    """stagevox's own settings of the stage's engine (:class:`stagevox.config.deploy.Extras`)."""
     config_part: str | None = None
     """Several stages may share one checkpoint: the part of ``config.json`` that is this stage's, such as ``talker_config``."""
     architecture: str | None = None
@@ -47,9 +49,6 @@ class StageSpec:
     extra_token: bool = False
     """A sampled token has exported rows only once it was fed. True lets the engine sample one token more than
     ``max_tokens`` and throw it away, so that every token that is returned has its rows."""
-    multi_step_decode_steps: int | None = None
-    """How many decode steps one scheduling round may merge, as the stage's own settings say: 0 or 2 to 16; None: they don't say.
-    See :func:`stagevox.config.multi_step.resolve_multi_step_steps`."""
 
 
 class InputAdapter(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from stagevox.connectors.base import Chunk
 from stagevox.stage.payload import StageOutput, StageRequest, StepRow
@@ -40,6 +40,10 @@ class Stage(Protocol):
 
     def clear_trace(self) -> None:
         """Forget the step log so far, and count steps from 0 again."""
+        ...
+
+    def multi_step(self) -> dict[str, Any]:
+        """What merged decode did so far; ``steps`` is the effective number of steps a round, 0 where it is off."""
         ...
 
     @property

@@ -110,6 +110,11 @@ class OmniGPUModelRunner(Upstream):
         """True if the model's hooks make the embeddings of every row, whatever the inherited preprocessing would put there."""
         return self._router is not None
 
+    @property
+    def derives_engine_token(self) -> bool:
+        """True if the model can name the token that its requests' state decides."""
+        return self._capabilities.derives_engine_token
+
     # -- request state ------------------------------------------------------------------------------------------------
 
     def execute_model(self, scheduler_output: SchedulerOutput, intermediate_tensors: Any = None) -> Any:

@@ -50,7 +50,7 @@ def make_config(
     """
     if spec.execution_type is StageExecutionType.DIFFUSION:
         raise CapabilityError(spec.name, "no runtime for diffusion stages yet", ["ar", "generation"])
-    wanted = resolve_multi_step_steps(spec.multi_step_decode_steps, cli=multi_step, field=f"{spec.name}.{FIELD}")
+    wanted = resolve_multi_step_steps(spec.engine_extras.get(FIELD), cli=multi_step, field=f"{spec.name}.{FIELD}")
     check_engine_args(spec.name, overrides)
     register()
     load_general_plugins()

@@ -279,7 +279,7 @@ def slow(stage):
 model.stages["talker"].on_step = slow
 """
 SLOW_LOAD = """
-def slow(spec, overrides, record):
+def slow(spec, overrides, record, multi_step=None):
     sys.stderr.write("loading\\n"); sys.stderr.flush()
     time.sleep(30)
 stagevox.omni.start_stage = slow
@@ -317,3 +317,27 @@ def test_nobody_reads(tmp_path):
         _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (141, "")
     assert files(tmp_path) == ["speech.wav"]
+
+
+@pytest.mark.covers("MS-1")
+@pytest.mark.parametrize("given", ["-1", "1", "17", "eight", "2.5"])
+def test_a_number_of_merged_steps_that_can_t_be(say, fake_model, given):
+    code, out, err = say("hello", f"--multi-step-decode-steps={given}")
+    assert (code, out) == (2, "")
+    assert err.startswith("stagevox: error: --multi-step-decode-steps: ") and err.count("\n") == 1
+    assert fake_model.started == []
+
+
+@pytest.mark.covers("MS-1")
+def test_an_environment_that_can_t_be(say, fake_model, monkeypatch):
+    monkeypatch.setenv("VLLM_OMNI_MULTI_STEP_STEPS", "1")
+    code, out, err = say("hello")
+    assert (code, out) == (2, "")
+    assert err.startswith("stagevox: error: VLLM_OMNI_MULTI_STEP_STEPS: ")
+    assert fake_model.started == []
+
+
+@pytest.mark.covers("MS-1")
+def test_the_number_of_merged_steps_reaches_the_stages(say, fake_model):
+    assert say("hello", "--multi-step-decode-steps", "12")[0] == 0
+    assert {stage.asked_steps for stage in fake_model.stages.values()} == {12}

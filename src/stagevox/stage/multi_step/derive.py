@@ -31,7 +31,7 @@ class TokenDeriver:
     def of(cls, runner: Any) -> TokenDeriver | None:
         """A deriver, if the model has the hook and nothing but the logits has a say: greedy rows, no bias, no foreign processor."""
         batch = runner.input_batch
-        if not runner._capabilities.derives_engine_token or not batch.sampling_metadata.all_greedy:
+        if not runner.derives_engine_token or not batch.sampling_metadata.all_greedy:
             return None
         for processor in batch.logitsprocs.non_argmax_invariant:
             if isinstance(processor, LogitBiasLogitsProcessor):
