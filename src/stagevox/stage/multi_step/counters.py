@@ -25,7 +25,7 @@ class WindowCounters:
         self.executed_windows = 0
         self.executed_steps = 0
         self.shortened_windows = 0
-        """Planned for less than the setting says, or ended before their plan."""
+        """Planned for less than the setting says, or ended before their plan for one of their requests."""
         self.derived_steps = 0
         """Steps whose token was derived from the requests' state."""
         self.tokens_saved = 0
@@ -44,7 +44,7 @@ class WindowCounters:
         """Count a window of ``rows`` requests that ran ``steps`` of ``planned`` steps and shipped ``tokens``."""
         self.executed_windows += 1
         self.executed_steps += steps
-        self.shortened_windows += steps < planned and not shortened
+        self.shortened_windows += tokens < rows * planned and not shortened
         self.derived_steps += derived
         self.tokens_saved += max(0, tokens - rows)
 
