@@ -7,6 +7,8 @@ A request whose state has ``fault = {"hook", "kind", "at"}`` makes that hook mis
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from vllm import ModelRegistry
 from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
@@ -47,6 +49,7 @@ class ToyConditioned(Qwen2ForCausalLM):
 
     has_preprocess = True
     has_postprocess = True
+    supports_multi_step_decode = True
 
     def preprocess(self, input_ids, input_embeds, **info):
         if "rows" not in info:
@@ -118,6 +121,7 @@ class ToyExporting(Qwen2ForCausalLM):
     """No preprocessing; hands out its hidden rows, token-aligned positions, and one value a request."""
 
     omni_pooler_payload_include_hidden = True
+    supports_multi_step_stages = ("toy",)
 
     def forward(self, input_ids, positions, intermediate_tensors=None, inputs_embeds=None, **kwargs):
         return super().forward(input_ids, positions, intermediate_tensors, inputs_embeds), positions
@@ -138,6 +142,49 @@ class ToyExporting(Qwen2ForCausalLM):
         return OmniOutput(
             hidden, {"position": positions, "who": [s.get("who") for s in model_intermediate_buffer], "first": first}
         )
+
+
+class ToyNotified(ToyMTP):
+    """The same, told when requests have ended."""
+
+    told: ClassVar = []
+
+    def on_requests_finished(self, finished_req_ids):
+        self.told.append(set(finished_req_ids))
+
+
+class ToyStopping(Qwen2ForCausalLM):
+    """The engine's token only says whether the model goes on: ``GO``, or ``STOP`` once the codes it has drawn add up to ``limit``.
+
+    A position's code is ``argmax(hidden[:16])``. What was drawn stands in the state, by position, so that a replay finds it again.
+    """
+
+    supports_multi_step_decode = True
+    STOP, GO = 5, 6
+
+    def forward(self, input_ids, positions, intermediate_tensors=None, inputs_embeds=None, **kwargs):
+        return super().forward(input_ids, positions, intermediate_tensors, inputs_embeds), positions
+
+    def make_omni_output(self, model_outputs, *, model_intermediate_buffer, request_token_spans, **kwargs):
+        hidden, positions = model_outputs
+        flags, codes = hidden.clone(), []
+        for state, (start, end) in zip(model_intermediate_buffer, request_token_spans, strict=True):
+            drawn = state.setdefault("drawn", {})
+            for row in range(start, end):
+                if int(positions[row]) >= state["length"]:
+                    drawn[int(positions[row])] = int(hidden[row, :16].argmax())
+            state["finished"] = sum(drawn.values()) >= state["limit"]
+            flags[end - 1, 0] = 1.0 if state["finished"] else -1.0
+            codes.append(torch.tensor([drawn.get(int(positions[end - 1]), -1)]))
+        return OmniOutput(flags, {"code": codes, "meta.turn_end": [state["finished"] for state in model_intermediate_buffer]})
+
+    def compute_logits(self, hidden_states):
+        logits = torch.full((len(hidden_states), 64), -5.0)
+        logits[:, self.STOP], logits[:, self.GO] = hidden_states[:, 0], -hidden_states[:, 0]
+        return logits
+
+    def derive_engine_tokens(self, *, req_infos):
+        return [(self.STOP if info["finished"] else self.GO) if info.get("sure", True) else None for info in req_infos]
 
 
 class ToyVocoder(torch.nn.Module):
@@ -193,7 +240,8 @@ class ToyAdapter:
         codes = self.held.setdefault(request.req_id, [])
         codes += ids
         payload = {"codes": torch.tensor(codes, dtype=torch.int64), **chunk.data.get("payload", {})}
-        return StageInput(prompt_token_ids=ids, payload=payload, end=chunk.end, sampling=chunk.data.get("sampling", {}))
+        given = {"sampling": chunk.data.get("sampling", {}), "ready": chunk.data.get("ready")}
+        return StageInput(prompt_token_ids=ids, payload=payload, end=chunk.end, **given)
 
     def drop(self, req_id):
         self.held.pop(req_id, None)
@@ -204,6 +252,8 @@ MODELS = {
     "ToyConditioned": ToyConditioned,
     "ToyScalar": ToyScalar,
     "ToyMTP": ToyMTP,
+    "ToyNotified": ToyNotified,
+    "ToyStopping": ToyStopping,
     "ToyExporting": ToyExporting,
     "ToyVocoder": ToyVocoder,
 }

@@ -45,10 +45,12 @@ class TokenDeriver:
         """The step's tokens ``[n, 1]``, or None: then it is sampled. A request short of its ``min_tokens`` is always sampled."""
         if self._buffer.failed or any(processor.min_toks for processor in self._min_tokens):
             return None
-        infos = [{**self._buffer[row.req_id], **row.fields()} for row in rows]
-        found = call_hook("derive_engine_tokens", self._model.derive_engine_tokens, req_infos=infos)
+        found = call_hook("derive_engine_tokens", self._model.derive_engine_tokens, req_infos=self._infos(rows))
         if len(found) != len(rows):
             raise HookCountError("derive_engine_tokens", "tokens", len(rows), len(found))
         if any(token is None for token in found):
             return None
         return torch.tensor(found, dtype=TOKEN_DTYPE, device=self._device).unsqueeze(1)
+
+    def _infos(self, rows: Sequence[RowPhase]) -> list[dict[str, Any]]:
+        return [{**self._buffer[row.req_id], **row.fields()} for row in rows]

@@ -173,6 +173,7 @@ class BookRunner:
         held.known += 1
         return [held.told[-1]]
 
+
 class Drive:
     """Steps a scheduler over the book runner as vLLM's engine core does, in turn or one step ahead."""
 

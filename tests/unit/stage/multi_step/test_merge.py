@@ -1,8 +1,7 @@
 """Several steps as one result: tokens up to each row's end, rows in order, marks of any step (MS-9 to MS-11)."""
 
-import torch
-
 import pytest
+import torch
 
 from stagevox.stage.multi_step.layout import window_positions, window_slots
 from stagevox.stage.multi_step.merge import WindowTokens, merge_outputs
@@ -71,4 +70,8 @@ def test_positions_and_slots_are_step_major():
     positions = window_positions(torch.tensor([30, 64]), 4)
     assert positions.tolist() == [[31, 65], [32, 66], [33, 67]]
     blocks = torch.tensor([[5, 8, 0], [1, 2, 3]], dtype=torch.int32)
-    assert window_slots(positions, blocks, 32).tolist() == [[5 * 32 + 31, 3 * 32 + 1], [8 * 32, 3 * 32 + 2], [8 * 32 + 1, 3 * 32 + 3]]
+    assert window_slots(positions, blocks, 32).tolist() == [
+        [5 * 32 + 31, 3 * 32 + 1],
+        [8 * 32, 3 * 32 + 2],
+        [8 * 32 + 1, 3 * 32 + 3],
+    ]
