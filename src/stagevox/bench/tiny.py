@@ -13,6 +13,7 @@ from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 from stagevox.contract import NUM_COMPUTED_TOKENS, BatchResult, RowResult, Update
 
 ARCHITECTURE = "StagevoxTinyHooked"
+PLAIN_ARCHITECTURE = "StagevoxTinyPlain"
 ROWS = "rows"
 """State: K tensors ``[H]``, the conditioning; position p takes row ``p % K``."""
 
@@ -21,6 +22,7 @@ class TinyHooked(Qwen2ForCausalLM):
     """Stock layers; every position's embedding gets a row of the request's conditioning."""
 
     has_preprocess = True
+    supports_multi_step_decode = True
 
     def preprocess(self, input_ids: torch.Tensor, input_embeds: torch.Tensor, **info: Any) -> RowResult:
         """Add the rows of the span's positions."""
@@ -34,13 +36,20 @@ class TinyHooked(Qwen2ForCausalLM):
         return input_ids, self.embed_input_ids(input_ids) + rows, [_NO_UPDATE] * len(req_infos)
 
 
+class TinyPlain(Qwen2ForCausalLM):
+    """Stock layers and no hooks, with steps that may be merged."""
+
+    supports_multi_step_decode = True
+
+
 _NO_UPDATE: Update = {}
 
 
 def register_tiny() -> None:
-    """Make the hooked architecture known to vLLM in this process."""
-    if ARCHITECTURE not in ModelRegistry.get_supported_archs():
-        ModelRegistry.register_model(ARCHITECTURE, "stagevox.bench.tiny:TinyHooked")
+    """Make both architectures known to vLLM in this process."""
+    for name, model in ((ARCHITECTURE, "TinyHooked"), (PLAIN_ARCHITECTURE, "TinyPlain")):
+        if name not in ModelRegistry.get_supported_archs():
+            ModelRegistry.register_model(name, f"stagevox.bench.tiny:{model}")
 
 
 def write_checkpoint(folder: Path, architecture: str, *, layers: int = 2, hidden: int = 128) -> Path:

@@ -101,6 +101,16 @@ class StageEngine:
         size: dict[str, int] = self._core.collective_rpc("omni_state_size")[0]
         return size
 
+    @property
+    def scheduler(self) -> Any:
+        """The engine's scheduler; for benches."""
+        return self._scheduler
+
+    @property
+    def executor(self) -> Any:
+        """The engine's executor; for benches."""
+        return self._core.model_executor
+
     def multi_step(self) -> dict[str, Any]:
         """What merged decode did so far, with the effective number of steps under ``steps``; 0 where it is off."""
         ledger = getattr(self._scheduler, "windows", None)
