@@ -300,7 +300,10 @@ class _ARMixin(OmniSchedulerMixin):
         if (ready := self._ready.get(req_id)) is not None:
             yield ready - computed
         if self._chunks is not None and (rows := self._chunks.rows_to_first_chunk(req_id)) is not None:
-            yield rows
+            request = self.requests[req_id]
+            rows -= computed - max(request.num_prompt_tokens, request.num_tokens - 1)  # on their way
+            if rows > 0:
+                yield rows
 
     def window_blocks_to_zero(self) -> list[int]:
         """New blocks to be zeroed before they are written, taken since the round was scheduled."""
