@@ -23,6 +23,7 @@ from .events import (
     RequestFailed,
     StageDied,
     StageProduced,
+    StageRevived,
 )
 from .request import Progress, Timing
 
@@ -53,6 +54,7 @@ class Orchestrator:
             RequestAborted: self._aborted,
             ClockTicked: self._ticked,
             StageDied: self._stage_died,
+            StageRevived: self._stage_revived,
         }
 
     @property
@@ -68,6 +70,10 @@ class Orchestrator:
     def knows(self, req_id: str) -> bool:
         """True while the request is in flight."""
         return req_id in self._requests
+
+    def road(self, req_id: str) -> tuple[str, ...]:
+        """The stages that a request in flight visits, in order."""
+        return tuple(self._requests[req_id].stages)
 
     def next_deadline(self) -> float:
         """When the next request expires if nothing happens; infinity if none is in flight."""
@@ -163,6 +169,10 @@ class Orchestrator:
             if event.stage in progress.open_stages():
                 commands += self._end(progress, event.now, "error", self._death(event.stage))
         return commands
+
+    def _stage_revived(self, event: StageRevived) -> list[Command]:
+        self._dead.pop(event.stage, None)
+        return []
 
     def _at(self, req_id: str, stage: str) -> Progress | None:
         """The request if it is open at ``stage``."""
