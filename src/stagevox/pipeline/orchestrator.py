@@ -187,8 +187,8 @@ class Orchestrator:
         if progress.stages[progress.last].finish_reason is None:
             return []
         open_stages = progress.open_stages()
-        if open_stages and all(progress.has_sent_all(name) for name in open_stages):
-            return []  # Chunks and outputs travel apart: those stages have yet to say how they ended.
+        if open_stages and progress.has_sent_all(open_stages[-1]):
+            return []  # Chunks and outputs travel apart: that stage has yet to say how it ended.
         return self._end(progress, now, progress.finish_reason())
 
     def _end(self, progress: Progress, now: float, reason: str, error: StagevoxError | None = None) -> list[Command]:

@@ -103,20 +103,24 @@ class ProcessClient:
         record_trace: bool = False,
         road: Mapping[str, Any] | None = None,
         stderr: IO[bytes] | None = None,
+        engine: str | None = None,
     ) -> None:
         """``deadline`` is how long a request may wait for a stage, ``start_deadline`` how long a stage may load, in seconds.
 
         ``told_of_death`` is called with a stage's name and the cause. ``road`` has fields of
-        :class:`stagevox.connectors.outbox.RoadLimits`; ``stderr`` takes what the stages' processes write.
+        :class:`stagevox.connectors.outbox.RoadLimits`; ``stderr`` takes what the stages' processes write; ``engine`` names another
+        class of engine, such as a test's.
         """
         self.blueprint = blueprint
         self._orchestrator = Orchestrator(blueprint.stages, deadline=deadline)
+        self._upstream = dict(zip(blueprint.stages, (None, *blueprint.stages), strict=False))
         self._start_deadline = start_deadline
         self._on_death = on_death
         self._told_of_death = told_of_death
         self._record = record_trace
         self._road = {"deadline": deadline, **(road or {})}
         self._stderr = stderr
+        self._engine = {} if engine is None else {"engine": engine}
         self._streams: dict[str, Stream] = {}
         self._links: dict[str, StageLink] = {}
         self._readers: dict[str, asyncio.Task[None]] = {}
@@ -165,6 +169,7 @@ class ProcessClient:
             target=names[number + 1] if number + 1 < len(names) else None,
             record=self._record,
             road=self._road,
+            **self._engine,
         )
         self._ready[name] = asyncio.get_running_loop().create_future()
         link = self._links[name] = StageLink(launch, self._context, self._stderr)
@@ -289,7 +294,11 @@ class ProcessClient:
     def _heard(self, name: str, message: ToServer) -> None:
         now = time.monotonic()
         match message:
-            case Stepped(outputs, chunks, steps, seconds, gauges):
+            case Stepped(outputs, chunks, taken, steps, seconds, gauges):
+                upstream = self._upstream[name]
+                for req_id, seq, end in taken:
+                    assert upstream is not None
+                    self._tell(ChunkProduced(now, upstream, Chunk(req_id, seq, end, {})))
                 stats = self._stats[name]
                 stats.steps += steps
                 stats.seconds += seconds

@@ -36,6 +36,8 @@ class Launch(msgspec.Struct, frozen=True):
     record: bool
     road: dict[str, Any]
     """Fields of :class:`stagevox.connectors.outbox.RoadLimits`."""
+    engine: str = "stagevox.stage.engine:StageEngine"
+    """``module:Class`` of the engine, made with spec, overrides and ``record``."""
 
 
 class Add(msgspec.Struct, tag="add", array_like=True):
@@ -101,10 +103,15 @@ class Refused(msgspec.Struct, tag="refused", array_like=True):
 
 
 class Stepped(msgspec.Struct, tag="stepped", array_like=True):
-    """What one or more steps made. ``chunks`` went straight to the next stage: ``(req_id, seq, end)``."""
+    """What a step made. ``chunks`` went straight to the next stage, ``taken`` came from the one before: ``(req_id, seq, end)``.
+
+    Stages' messages reach the server in any order. With ``taken`` it never learns that a request has ended here before it knows
+    that its input had.
+    """
 
     outputs: list[StageOutput]
     chunks: list[tuple[str, int, bool]]
+    taken: list[tuple[str, int, bool]]
     steps: int
     seconds: float
     gauges: Gauges

@@ -21,6 +21,7 @@ from dataclasses import replace
 from typing import Any, BinaryIO
 
 from stagevox.config.env import hush_libraries, prepare_inline_process
+from stagevox.config.objects import load_attribute
 
 from .messages import (
     Add,
@@ -69,6 +70,7 @@ class StageProcess:
         self._launch = launch
         self._target = launch.target
         self._onward: set[str] = set()
+        self._taken: list[tuple[str, int, bool]] = []
         self._bytes = 0
         self._context = zmq.Context()
         self._control = self._context.socket(zmq.PAIR)
@@ -84,11 +86,9 @@ class StageProcess:
         from stagevox.connectors.outbox import RoadLimits
         from stagevox.connectors.shm import ShmConnector
 
-        from .engine import StageEngine
-
         launch = self._launch
         try:
-            self._engine = StageEngine(launch.spec, launch.overrides, record=launch.record)
+            self._engine = load_attribute(launch.engine)(launch.spec, launch.overrides, record=launch.record)
             feeds = [] if self._target is None else [self._target]
             self._road = ShmConnector(launch.spec.name, launch.roadmap, feeds, RoadLimits(**launch.road))
         except BaseException as error:
@@ -153,6 +153,7 @@ class StageProcess:
         """Hand over what came, and hold back the requests whose chunks the next stage doesn't take."""
         for chunk in self._road.get(self._launch.spec.name):
             self._engine.deliver(chunk)
+            self._taken.append((chunk.req_id, chunk.seq, chunk.end))
         for req_id, error in self._road.failures():
             self._send(Refused(req_id, ErrorInfo.of(error)))
         if self._target is not None:
@@ -177,7 +178,8 @@ class StageProcess:
             told.append((chunk.req_id, chunk.seq, chunk.end))
         gauges = self._engine.gauges()
         gauges.payload_bytes = self._bytes
-        self._send(Stepped(outputs, told, 1, seconds, gauges))
+        taken, self._taken = self._taken, []
+        self._send(Stepped(outputs, told, taken, 1, seconds, gauges))
 
 
 def end_with(stdin: BinaryIO, launch: Launch) -> None:
