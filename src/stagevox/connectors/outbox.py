@@ -42,6 +42,8 @@ class RoadLimits:
     """Shared memory that is kept to be used again."""
 
     def __post_init__(self) -> None:
+        if self.queued < self.per_request:
+            raise ValueError(f"as many chunks must be able to wait as may be sent: {self}")
         if min(self.per_request, self.per_edge, self.edge_bytes, self.queued) < 1 or min(self.inline, self.keep) < 0:
             raise ValueError(f"counts must be positive and sizes not negative: {self}")
         if not (0 < self.deadline < math.inf and 0 <= self.grace < math.inf):
@@ -126,7 +128,7 @@ class Outbox:
         self._send_ready(now)
 
     def is_full(self, req_id: str) -> bool:
-        """True if the next chunk of the request would wait."""
+        """True if as many chunks of the request are unacknowledged as may be."""
         lane = self._by_req.get(req_id)
         return lane is not None and self._is_full(lane)
 
@@ -178,7 +180,7 @@ class Outbox:
         self._ready.clear()
 
     def _is_full(self, lane: _Lane) -> bool:
-        return bool(lane.waiting) or len(lane.sent) >= self._limits.per_request
+        return len(lane.sent) + len(lane.waiting) >= self._limits.per_request
 
     def _has_room(self, waiting: deque[_Waiting]) -> bool:
         """True if the edge's bounds let the next of these chunks go."""
