@@ -266,11 +266,14 @@ class Outbox:
         """Fail the requests of chunks that nobody took in time."""
         self.check_at = math.inf
         for lane in list(self._lanes.values()):
-            due = [(sent.at, seq) for seq, sent in itertools.islice(lane.sent.items(), 1)]
-            due += [(max(waiting.since, self._heard_at), waiting.seq) for waiting in itertools.islice(lane.waiting, 1)]
-            if not due:
+            if lane.sent:  # those that wait, wait for these
+                seq = next(iter(lane.sent))
+                since = lane.sent[seq].at
+            elif lane.waiting:
+                seq = lane.waiting[0].seq
+                since = max(lane.waiting[0].since, self._heard_at)
+            else:
                 continue
-            since, seq = min(due)
             if since + self._limits.deadline > now:
                 self.check_at = min(self.check_at, since + self._limits.deadline)
                 continue

@@ -476,6 +476,59 @@ def test_a_lost_chunk_is_found_though_others_arrive(world, clock):
     assert [str(error) for _, error in a.failures()] == ["b: chunk 1 of r was not taken in 5 s"]
 
 
+def test_the_deadline_runs_from_when_a_chunk_was_sent(world, clock):
+    """Here both waited for the consumer to start, and one then for the other."""
+    a = world.road("a", deadline=5, per_request=1)
+    a.open("r")
+    for seq in range(2):
+        a.put("b", tensor_chunk(seq))
+    clock.now += 4
+    b = world.road("b")
+    world.introduce(a, b)
+    until(lambda: a.get("a") or a._outboxes["b"]._count, a)
+    clock.now += 4
+    a.get("a")
+    assert a.failures() == [] and a.due_in() == 1
+    clock.now += 1
+    a.get("a")
+    assert [str(error) for _, error in a.failures()] == ["b: chunk 0 of r was not taken in 5 s"]
+
+
+def test_a_chunk_behind_those_of_others_waits_while_any_is_taken(world, clock):
+    a, b = world.pair(*"rstu", deadline=5, per_edge=1)
+    for req_id in "rstu":
+        a.put("b", tensor_chunk(0, req_id=req_id))
+    until(lambda: a.get("a") or a._outboxes["b"]._count, a)
+    taken = []
+    for _ in "rstu":
+        clock.now += 4
+        taken += until(lambda: b.get("b"), b)
+        until(lambda: a.get("a") or a._outboxes["b"]._heard_at == clock.now, a)
+        assert a.failures() == []
+    assert [chunk.req_id for chunk in taken] == list("rstu")
+
+
+def test_what_failed_and_was_dropped_is_not_told(world, clock):
+    a = world.road("a", deadline=5)
+    a.open("r")
+    a.put("b", tensor_chunk(0))
+    clock.now += 6
+    a.get("a")
+    assert a._outboxes["b"].failures
+    a.drop("r")
+    assert a.failures() == []
+
+
+def test_early_chunks_of_a_request_that_is_dropped_unopened_are_freed(world):
+    a, b = world.pair(grace=100)
+    a.open("r")
+    a.put("b", tensor_chunk(0))
+    until(lambda: a.get("a") or b.get("b") or b.num_open == 1, a, b)
+    b.drop("r")
+    assert b.num_open == 0
+    until(lambda: a.get("a") or not a.in_flight(), a)
+
+
 class Forger:
     """A socket that says what it wants to stage ``b``."""
 
