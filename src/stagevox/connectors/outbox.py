@@ -159,16 +159,16 @@ class Outbox:
         self._send_ready(now)
 
     def serve(self, now: float) -> None:
-        """Read acknowledgements, send what may be sent now, fail what has waited too long."""
+        """Read acknowledgements, fail what has waited too long, send what may be sent now."""
         while self.socket is not None:
             try:
                 frame = self.socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 break
             self._acknowledged(frame, now)
-        self._send_ready(now)
         if now >= self.check_at:
             self._expire(now)
+        self._send_ready(now)
 
     def close(self) -> None:
         """Forget everything; the pool is closed by its owner."""
@@ -282,7 +282,6 @@ class Outbox:
                 limit = f"{self._limits.deadline:g} s"
                 error = DeadlineError(f"{self.stage}: chunk {seq} of {lane.req_id} was not taken in {limit}")
                 self.failures.append((lane.req_id, error))
-        self._send_ready(now)
 
     def _give_up(self, lane: _Lane) -> None:
         """Free what a lane holds. Its segments are removed, not used again: the consumer may yet read them."""

@@ -529,6 +529,20 @@ def test_early_chunks_of_a_request_that_is_dropped_unopened_are_freed(world):
     until(lambda: a.get("a") or not a.in_flight(), a)
 
 
+def test_a_consumer_that_leaves_just_then_loses_nothing(local):
+    a, b = local.pair("r")
+    outbox = a._outbox("b")
+
+    def gone(*_):
+        raise zmq.Again
+
+    real, outbox.socket = outbox.socket, type("Gone", (), {"poll": lambda *_: True, "send_multipart": gone})()
+    a.put("b", tensor_chunk(0))
+    assert a.in_flight() == 1 and a.num_segments == outbox._count == 0
+    outbox.socket = real
+    assert [chunk.seq for chunk in flow(a, b, 1)] == [0]
+
+
 class Forger:
     """A socket that says what it wants to stage ``b``."""
 
