@@ -53,7 +53,7 @@ class Connector(ABC):
         """Requests that still hold state here; 0 when idle."""
 
     def is_full(self, req_id: str) -> bool:
-        """True while chunks of the request wait for their consumer: whoever makes them should pause it. A put is never lost."""
+        """True while many chunks of the request wait for their consumer: whoever makes them should pause it."""
         return False
 
     def failures(self) -> list[tuple[str, RequestFailedError]]:

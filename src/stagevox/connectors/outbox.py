@@ -42,6 +42,8 @@ class RoadLimits:
     """Shared memory that is kept to be used again."""
 
     def __post_init__(self) -> None:
+        if self.queued < self.per_request:
+            raise ValueError(f"as many chunks must be able to wait as may be sent: {self}")
         if min(self.per_request, self.per_edge, self.edge_bytes, self.queued) < 1 or min(self.inline, self.keep) < 0:
             raise ValueError(f"counts must be positive and sizes not negative: {self}")
         if not (0 < self.deadline < math.inf and 0 <= self.grace < math.inf):
@@ -126,7 +128,7 @@ class Outbox:
         self._send_ready(now)
 
     def is_full(self, req_id: str) -> bool:
-        """True if the next chunk of the request would wait."""
+        """True if as many chunks of the request are unacknowledged as may be."""
         lane = self._by_req.get(req_id)
         return lane is not None and self._is_full(lane)
 
@@ -157,16 +159,16 @@ class Outbox:
         self._send_ready(now)
 
     def serve(self, now: float) -> None:
-        """Read acknowledgements, send what may be sent now, fail what has waited too long."""
+        """Read acknowledgements, fail what has waited too long, send what may be sent now."""
         while self.socket is not None:
             try:
                 frame = self.socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 break
             self._acknowledged(frame, now)
-        self._send_ready(now)
         if now >= self.check_at:
             self._expire(now)
+        self._send_ready(now)
 
     def close(self) -> None:
         """Forget everything; the pool is closed by its owner."""
@@ -178,7 +180,7 @@ class Outbox:
         self._ready.clear()
 
     def _is_full(self, lane: _Lane) -> bool:
-        return bool(lane.waiting) or len(lane.sent) >= self._limits.per_request
+        return len(lane.sent) + len(lane.waiting) >= self._limits.per_request
 
     def _has_room(self, waiting: deque[_Waiting]) -> bool:
         """True if the edge's bounds let the next of these chunks go."""
@@ -264,11 +266,14 @@ class Outbox:
         """Fail the requests of chunks that nobody took in time."""
         self.check_at = math.inf
         for lane in list(self._lanes.values()):
-            due = [(sent.at, seq) for seq, sent in itertools.islice(lane.sent.items(), 1)]
-            due += [(max(waiting.since, self._heard_at), waiting.seq) for waiting in itertools.islice(lane.waiting, 1)]
-            if not due:
+            if lane.sent:  # those that wait, wait for these
+                seq = next(iter(lane.sent))
+                since = lane.sent[seq].at
+            elif lane.waiting:
+                seq = lane.waiting[0].seq
+                since = max(lane.waiting[0].since, self._heard_at)
+            else:
                 continue
-            since, seq = min(due)
             if since + self._limits.deadline > now:
                 self.check_at = min(self.check_at, since + self._limits.deadline)
                 continue
@@ -277,7 +282,6 @@ class Outbox:
                 limit = f"{self._limits.deadline:g} s"
                 error = DeadlineError(f"{self.stage}: chunk {seq} of {lane.req_id} was not taken in {limit}")
                 self.failures.append((lane.req_id, error))
-        self._send_ready(now)
 
     def _give_up(self, lane: _Lane) -> None:
         """Free what a lane holds. Its segments are removed, not used again: the consumer may yet read them."""

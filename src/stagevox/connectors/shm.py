@@ -3,9 +3,9 @@
 Each process has one :class:`ShmConnector`. It listens for its own stage and sends straight to the next; no third process is on
 the way. ZeroMQ sockets can't be shared, so it belongs to one thread.
 
-Backpressure: a request has at most ``per_request`` chunks on an edge that its consumer has not copied. Further ones wait at the
-producer, in order, and :meth:`ShmConnector.is_full` says so; ``put`` neither blocks nor loses. A driver that sees a full request
-stops scheduling it. One that doesn't loses the request, not memory.
+Backpressure: a request may have ``per_request`` chunks on an edge that its consumer has not copied; then
+:meth:`ShmConnector.is_full` is true and its stage should be scheduled without it. Chunks that come all the same wait at the
+producer, in order: ``put`` neither blocks nor loses. A driver that takes no notice loses the request in the end, not memory.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class ShmConnector(Connector):
             outbox.drop(req_id, now)
 
     def is_full(self, req_id: str) -> bool:
-        """True if the request's next chunk would wait: its stage should not be scheduled for it."""
+        """True if as many of the request's chunks are unacknowledged as may be: its stage should not be scheduled for it."""
         return any(outbox.is_full(req_id) for outbox in self._outboxes.values())
 
     def in_flight(self, req_id: str | None = None) -> int:

@@ -156,4 +156,5 @@ def _spec(tensor: torch.Tensor, path: str) -> TensorSpec:
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
     """The bytes of a tensor, which they keep alive; a copy only if it is not contiguous or not on the CPU."""
     plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    return plain.reshape(-1).view(torch.uint8).numpy().data
+    # Not reshape: a single element may be contiguous with any stride, which view refuses.
+    return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8).numpy().data
