@@ -8,7 +8,8 @@
     │   ├── VocabularyError        a text the voice has no words for
     │   ├── TextTooLongError
     │   ├── UnknownVoiceError
-    │   └── BadParameterError      temperature, seed, max_tokens, ...
+    │   ├── BadParameterError      temperature, seed, max_tokens, ...
+    │   └── MediaError             a clip that is no sound, is damaged or too long
     ├── ConfigError                the operator's input, found before an engine starts; .field, .allowed
     │   ├── UnknownModelError
     │   ├── UnknownStageError
@@ -21,6 +22,7 @@
     │   ├── HookShapeError
     │   ├── HookRaisedError        the hook itself raised
     │   └── MissingStateError      state the model needs and nobody stored
+    ├── SamplesError               samples that are no waveform
     ├── ClosedError                used after close()
     └── RequestFailedError         a request ended without a result
         ├── DeadlineError          an upstream input or chunk never came
@@ -73,6 +75,10 @@ class UnknownVoiceError(BadRequestError):
 
 class BadParameterError(BadRequestError):
     """A sampling or output parameter is out of range."""
+
+
+class MediaError(BadRequestError):
+    """A clip can't be used: it is no sound, damaged, or over a limit."""
 
 
 class ConfigError(_FieldError):
@@ -129,6 +135,10 @@ class HookRaisedError(ContractError):
 
 class MissingStateError(ContractError):
     """Per-request state that a hook needs was never stored."""
+
+
+class SamplesError(StagevoxError):
+    """Samples are no waveform: not one-dimensional, or not finite."""
 
 
 class ClosedError(StagevoxError):
