@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .mp3_info import info_frame
+from .mp3_info import DECODER_DELAY, info_frame
 from .stream import Samples
 from .wav import pcm16
 
@@ -48,16 +48,18 @@ def bit_rate(name: str, sample_rate: int) -> int | None:
     """Bits per second: high for one voice, within what the codec allows at this rate. None: lossless."""
     if name == "flac":
         return None
-    if name == "aac":
-        return min(96_000, 4 * sample_rate)
-    return 96_000 if sample_rate >= 32_000 else 64_000
+    highest = 96_000 if name == "aac" or sample_rate >= 32_000 else 64_000
+    return highest if name == "opus" else min(highest, 4 * sample_rate)
 
 
 class _Framed:
-    """An encoder fed with frames of exactly its size (the last may be shorter): how samples were pushed leaves no trace."""
+    """An encoder fed with frames of exactly its size (the last may be shorter): how samples were pushed leaves no trace.
 
-    def __init__(self, name: str, context: AudioCodecContext, sample_rate: int) -> None:
-        self.num_samples = 0
+    ``lead`` samples of silence come first.
+    """
+
+    def __init__(self, name: str, context: AudioCodecContext, sample_rate: int, lead: int = 0) -> None:
+        self.num_samples = lead
         self._context, self._rate = context, sample_rate
         self._format = SPECS[name].sample_format
         context.sample_rate, context.layout, context.format = sample_rate, "mono", self._format  # type: ignore[assignment]
@@ -68,7 +70,7 @@ class _Framed:
             context.bit_rate = rate
         context.open()
         self.frame_size = context.frame_size
-        self._waiting: Samples = np.zeros(0, np.float32)
+        self._waiting: Samples = np.zeros(lead, np.float32)
 
     def write(self, samples: Samples) -> Iterator[Packet]:
         self.num_samples += len(samples)
@@ -139,28 +141,32 @@ class MuxedCodec:
         self._container.mux(packet)
 
 
+LAME_DELAY = 576
+"""Samples that LAME adds in front."""
+# So that the delay is whole frames: FFmpeg forgets to skip the rest of one that is the last too.
+_MP3_LEAD = -(LAME_DELAY + DECODER_DELAY) % 576
+
+
 class Mp3Codec:
-    """MP3 of constant bit rate behind an Info frame that has players skip the codec's delay.
+    """MP3 of constant bit rate.
 
-    Complete files name the padding at their end too and play exactly what was pushed. ``streaming`` ones can't: a player hears
-    up to three frames of silence more.
+    Complete files start with a frame that tells players what to leave out at both ends: they play exactly what was pushed.
+    ``streaming`` ones can't: a player hears ``delay`` samples before the first, and silence after the last, at most
+    three frames of 576 (below 32 kHz) or 1152.
     """
-
-    delay = 0
 
     def __init__(self, sample_rate: int, *, streaming: bool) -> None:
         import av
 
         context = av.CodecContext.create(SPECS["mp3"].encoder, "w")
         assert isinstance(context, av.AudioCodecContext)
-        self._frames = _Framed("mp3", context, sample_rate)
+        self.delay = _MP3_LEAD + LAME_DELAY + DECODER_DELAY if streaming else 0
+        self._frames = _Framed("mp3", context, sample_rate, _MP3_LEAD)
         self._streaming = streaming
-        self._first = b""
-        self._count = 0
-        self._held = bytearray()
+        self._held: list[bytes] = []
 
     def write(self, samples: Samples) -> bytes:
-        """Bytes of complete frames."""
+        """Bytes of complete frames; nothing if their number is awaited."""
         return self._take(self._frames.write(samples))
 
     def end(self) -> bytes:
@@ -168,24 +174,20 @@ class Mp3Codec:
         rest = self._take(self._frames.end())
         if self._streaming:
             return rest
-        padding = self._count * self._frames.frame_size - _MP3_DELAY - self._frames.num_samples
-        return info_frame(self._first, _MP3_DELAY, (self._count, len(self._held), padding)) + bytes(self._held)
+        frames, size = self._held, self._frames.frame_size
+        needed = LAME_DELAY + self._frames.num_samples + DECODER_DELAY
+        while (len(frames) - 1) * size >= needed:
+            frames.pop()  # padding through and through: more than a frame of it isn't understood everywhere
+        sound = b"".join(frames)
+        padding = len(frames) * size - needed + DECODER_DELAY
+        return info_frame(frames[0], len(frames), len(sound), LAME_DELAY + _MP3_LEAD, padding) + sound
 
     def _take(self, packets: Iterator[Packet]) -> bytes:
-        made = b""
-        for packet in packets:
-            if not self._count and self._streaming:
-                made += info_frame(bytes(packet), _MP3_DELAY, None)
-            self._first = self._first or bytes(packet)
-            self._count += 1
-            made += bytes(packet)
+        made = [bytes(packet) for packet in packets]  # a frame each
         if self._streaming:
-            return made
+            return b"".join(made)
         self._held += made
         return b""
-
-
-_MP3_DELAY = 576 + 529  # LAME's and any decoder's
 
 
 class _Pipe(io.RawIOBase):

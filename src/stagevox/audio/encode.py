@@ -81,8 +81,9 @@ def make_encoder(
 ) -> AudioEncoder:
     """An encoder to the format ``name`` of samples at ``sample_rate`` Hz.
 
-    ``streaming`` hands bytes out as early as the format allows; then headers leave open what isn't known yet (the sizes of
-    ``wav``, the length of ``flac`` and the padding of ``mp3``). Otherwise they are exact, and these formats come at the end.
+    ``streaming`` hands bytes out as early as the format allows; then headers leave open what isn't known yet: the sizes of
+    ``wav``, the length of ``flac``, and ``mp3`` has none to name its delay and padding. Otherwise headers are exact, and files
+    of these formats come whole at the end.
 
     ``encoded_rate`` is the rate wished for the file, by default that of the samples. The file's own, ``sample_rate`` of the
     encoder, is another only where the codec lacks it: then the next higher one.
