@@ -62,7 +62,7 @@ class _Framed:
         self.num_samples = lead
         self._context, self._rate = context, sample_rate
         self._format = SPECS[name].sample_format
-        context.sample_rate, context.layout, context.format = sample_rate, "mono", self._format  # type: ignore[assignment]
+        context.sample_rate, context.layout, context.format = sample_rate, "mono", self._format
         context.time_base = Fraction(1, sample_rate)
         context.thread_count = 1
         context.options = {"flags": "+bitexact"}
@@ -176,7 +176,7 @@ class Mp3Codec:
             return rest
         frames, size = self._held, self._frames.frame_size
         needed = LAME_DELAY + self._frames.num_samples + DECODER_DELAY
-        while (len(frames) - 1) * size >= needed:
+        while len(frames) > 2 and (len(frames) - 1) * size >= needed:  # a lone frame is no file to FFmpeg
             frames.pop()  # padding through and through: more than a frame of it isn't understood everywhere
         sound = b"".join(frames)
         padding = len(frames) * size - needed + DECODER_DELAY

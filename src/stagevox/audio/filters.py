@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .stream import Samples
+
+if TYPE_CHECKING:
+    from av.filter import Graph
 
 BLOCK = 512
 """Filters are fed in blocks of this many samples, so that their output doesn't depend on the sizes of the pieces."""
@@ -106,7 +110,7 @@ def resampled(samples: Samples, source: int, target: int) -> Samples:
     return np.concatenate([stage.push(samples), stage.finish()])
 
 
-def _graph(sample_rate: int, chain: Sequence[tuple[str, str]]):  # type: ignore[no-untyped-def]
+def _graph(sample_rate: int, chain: Sequence[tuple[str, str]]) -> Graph:
     import av.filter
 
     graph = av.filter.Graph()
