@@ -18,7 +18,7 @@ from stagevox.audio.decode import Clip, decode_clip
 from stagevox.audio.encode import encoded, make_encoder
 from stagevox.audio.filters import resampled
 from stagevox.audio.wav import pcm16
-from stagevox.errors import BadRequestError, BadMediaError
+from stagevox.errors import BadMediaError, BadRequestError
 from support.sounds import by_libsndfile, snr, voice_like
 
 RATE = 24000
