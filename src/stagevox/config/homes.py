@@ -1,0 +1,102 @@
+"""Where a key belongs: what to tell an operator who misspelt it or wrote it into another block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from stagevox.errors import UnknownOverrideError
+
+from .deploy import PLATFORMS, STAGE_KEYS, Connectors, Deadlines, Deploy, Extras, Settings
+from .nearest import nearest
+from .sampling import FIELDS
+
+STAGE = "NAME"
+"""Stands for a stage's name where none was given."""
+
+TOP = "the top of the file"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelKeys:
+    """The keys that a model brings: its stages, and what options the blocks of each may have."""
+
+    stages: tuple[str, ...] = ()
+    options: Mapping[tuple[str, str], Sequence[str]] = field(default_factory=dict)
+    """``(stage, "chunk_options" or "input_options")`` to names."""
+
+
+def dotted(path: Sequence[Any]) -> str:
+    """A path as errors write it."""
+    text = ".".join(str(part) for part in path)
+    return text if text.isprintable() else repr(text)
+
+
+def keys_at(where: Sequence[Any]) -> list[str]:
+    """The keys of the block at a path of a deploy file, as far as the schema says."""
+    if list(where) == ["platforms"]:
+        return list(PLATFORMS)
+    prefix, path = _split(where)
+    match path:
+        case []:
+            return list((Settings if prefix else Deploy).model_fields)
+        case ["stages", _]:
+            return list(STAGE_KEYS)
+        case ["stages", _, _]:
+            return list(Extras.model_fields)
+        case ["connectors"]:
+            return list(Connectors.model_fields)
+        case _:
+            return list(Deadlines.model_fields)
+
+
+def unknown_key(
+    where: Sequence[Any], source: str, keys: Iterable[str], model: ModelKeys, what: str
+) -> UnknownOverrideError:
+    """The error about the last key of the path ``where``: the block that it belongs to or, if none, the nearest of ``keys``."""
+    *inside, key = where
+    homes = homes_of(str(key), inside, model)
+    if homes:
+        return UnknownOverrideError(dotted(where), f"{source}: not here: {key} belongs in {' or '.join(homes)}")
+    names = nearest(key, keys)
+    return UnknownOverrideError(dotted(where), f"{source}: {what}" + ("" if names else ", there are none here"), names)
+
+
+def homes_of(key: str, inside: Sequence[Any], model: ModelKeys) -> list[str]:
+    """The blocks other than ``inside`` that have ``key``; of the stage that ``inside`` is about, or of any."""
+    prefix, path = _split(inside)
+    stage = str(path[1]) if path[:1] == ["stages"] and len(path) > 1 else STAGE
+    places: list[tuple[list[str], Iterable[str]]] = [
+        ([], Settings.model_fields),
+        (["connectors"], Connectors.model_fields),
+        (["deadlines"], Deadlines.model_fields),
+        (["stages"], model.stages),
+        (["stages", stage], STAGE_KEYS),
+        (["stages", stage, "sampling"], FIELDS),
+        (["stages", stage, "engine_extras"], Extras.model_fields),
+    ]
+    for (owner, block), names in model.options.items():
+        if stage in (owner, STAGE):
+            places.append((["stages", owner, block], names))
+    found = [dotted([*prefix, *block]) or TOP for block, keys in places if block != path and key in keys]
+    if key == "platforms":
+        found.append(TOP)
+    elif key in PLATFORMS and (prefix or path):
+        found.append("platforms")
+    elif path != ["stages", stage, "engine_args"] and (not found or stage != STAGE) and key in _engine_arg_names():
+        found.append(dotted([*prefix, "stages", stage, "engine_args"]))
+    return found
+
+
+def _split(where: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """``platforms`` and the platform, if a path starts with them; and the rest."""
+    path = list(where)
+    return (path[:2], path[2:]) if path[:1] == ["platforms"] else ([], path)
+
+
+def _engine_arg_names() -> frozenset[str]:
+    """vLLM's, which has to be imported for them."""
+    from .vllm_names import engine_arg_names
+
+    return engine_arg_names()
