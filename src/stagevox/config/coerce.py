@@ -76,7 +76,7 @@ def byte_size(value: Any) -> Any:
 def count(value: Any) -> Any:
     """A text such as ``4k`` (4000) or ``4K`` (4096) as a number, as vLLM reads it; anything else as it is."""
     found = _COUNT.match(value) if isinstance(value, str) else None
-    return _times(*found.groups(), 1000 if found[2].islower() else 1024, value) if found else value
+    return _times(found[1], found[2], 1000 if found[2].islower() else 1024, value) if found else value
 
 
 def _times(number: str, letter: str, base: int, otherwise: Any) -> Any:

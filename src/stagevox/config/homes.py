@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from stagevox.errors import UnknownOverrideError
@@ -23,8 +23,8 @@ class ModelKeys:
     """The keys that a model brings: its stages, and what options the blocks of each may have."""
 
     stages: tuple[str, ...] = ()
-    options: Mapping[tuple[str, str], Sequence[str]] = field(default_factory=dict)
-    """``(stage, "chunk_options" or "input_options")`` to names."""
+    options: Callable[[], Mapping[tuple[str, str], Sequence[str]]] = dict
+    """``(stage, "chunk_options" or "input_options")`` to names; asked only if a key is not known otherwise."""
 
 
 def dotted(path: Sequence[Any]) -> str:
@@ -51,9 +51,7 @@ def keys_at(where: Sequence[Any]) -> list[str]:
             return list(Deadlines.model_fields)
 
 
-def unknown_key(
-    where: Sequence[Any], source: str, keys: Iterable[str], model: ModelKeys, what: str
-) -> UnknownOverrideError:
+def unknown_key(where: Sequence[Any], source: str, keys: Iterable[str], model: ModelKeys, what: str) -> UnknownOverrideError:
     """The error about the last key of the path ``where``: the block that it belongs to or, if none, the nearest of ``keys``."""
     *inside, key = where
     homes = homes_of(str(key), inside, model)
@@ -76,7 +74,7 @@ def homes_of(key: str, inside: Sequence[Any], model: ModelKeys) -> list[str]:
         (["stages", stage, "sampling"], FIELDS),
         (["stages", stage, "engine_extras"], Extras.model_fields),
     ]
-    for (owner, block), names in model.options.items():
+    for (owner, block), names in model.options().items():
         if stage in (owner, STAGE):
             places.append((["stages", owner, block], names))
     found = [dotted([*prefix, *block]) or TOP for block, keys in places if block != path and key in keys]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from .env import prepare_inline_process
@@ -13,6 +14,14 @@ def engine_arg_names() -> frozenset[str]:
     from stagevox.stage.engine_args import engine_arg_names as names
 
     return names()
+
+
+def check_engine_args(stage: str, arguments: Mapping[str, Any]) -> None:
+    """Check engine arguments that were set in code; raises :class:`stagevox.errors.ConfigError`."""
+    _prepare()
+    from stagevox.stage.engine_args import check_engine_args as check
+
+    check(stage, arguments)
 
 
 def check_engine_arg(field: str, key: str, value: Any) -> Any:

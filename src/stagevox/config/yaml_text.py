@@ -31,9 +31,7 @@ _BOOL = re.compile(
 )
 _INT = re.compile(r"^[-+]?(?:0|[1-9][0-9]*(?:_[0-9]+)*|0x[0-9a-fA-F]+|0o[0-7]+)$")
 _WHOLE = r"(?:0|[1-9][0-9]*(?:_[0-9]+)*)"
-_FLOAT = re.compile(
-    rf"^(?:[-+]?(?:{_WHOLE}?\.[0-9]+|{_WHOLE}\.?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
-)
+_FLOAT = re.compile(rf"^(?:[-+]?(?:{_WHOLE}?\.[0-9]+|{_WHOLE}\.?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$")
 _NULL = re.compile(r"^(?:~|null|Null|NULL|)$")
 
 
