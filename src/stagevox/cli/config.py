@@ -50,7 +50,12 @@ def run(args: argparse.Namespace) -> int:
     hush_libraries()
     _check_platform(args.platform)
     with only_ours_on_stdout() as stdout:
-        report = make_report(blueprint_of(args.model, args, args.platform))
+        blueprint = blueprint_of(args.model, args, args.platform)
+        report = make_report(blueprint)
+        if args.platform is None:
+            from stagevox.omni import check_stages
+
+            check_stages(blueprint)
         print(json.dumps(report) if args.json else "\n".join(as_text(report)), file=stdout, flush=True)
     return 0
 

@@ -25,7 +25,7 @@ def _block(value: Any) -> Any:
 
 
 def _list(value: Any) -> Any:
-    return value if isinstance(value, list) else [value]
+    return value if isinstance(value, list) or value is None else [value]
 
 
 def _address(value: str) -> str:
@@ -39,8 +39,8 @@ Seconds = Annotated[float, _as(Annotated[float, Field(gt=0, lt=1e9)])]
 Count = Annotated[int, _as(Annotated[int, Field(ge=1, le=1 << 20)])]
 Devices = Annotated[
     list[int | str],
-    BeforeValidator(_list),
     _as(Annotated[list[Annotated[int, Field(ge=0, le=4096)] | Annotated[str, Field(min_length=1)]], Field(min_length=1)]),
+    BeforeValidator(_list),  # runs first
 ]
 Options = Annotated[dict[str, Any], BeforeValidator(_block)]
 """Keys that depend on the stage; they are checked once the model is known."""

@@ -9,7 +9,7 @@ from typing import Any
 from stagevox.errors import UnknownOverrideError
 
 from .deploy import PLATFORMS, STAGE_KEYS, Connectors, Deadlines, Deploy, Extras, Settings
-from .nearest import nearest
+from .nearest import CLOSE, likeness, nearest
 from .sampling import FIELDS
 
 STAGE = "NAME"
@@ -52,20 +52,31 @@ def keys_at(where: Sequence[Any]) -> list[str]:
 
 
 def unknown_key(where: Sequence[Any], source: str, keys: Iterable[str], model: ModelKeys, what: str) -> UnknownOverrideError:
-    """The error about the last key of the path ``where``: the block that it belongs to or, if none, the nearest of ``keys``."""
-    *inside, key = where
-    homes = homes_of(str(key), inside, model)
+    """The error about the last key of the path ``where``: the block that it belongs to or, if none, the nearest keys.
+
+    ``keys`` are those of its own block.
+    """
+    *inside, last = where
+    key = str(last)
+    places = _places(inside, model)
+    homes = [place for place, names in places if key in names]
     if homes:
         return UnknownOverrideError(dotted(where), f"{source}: not here: {key} belongs in {' or '.join(homes)}")
-    names = nearest(key, keys)
-    return UnknownOverrideError(dotted(where), f"{source}: {what}" + ("" if names else ", there are none here"), names)
+    here = nearest(key, keys)
+    elsewhere = nearest(key, {name for _, names in places for name in names}, 1)[:1]
+    for name in elsewhere:
+        close = likeness(key, name)
+        if close >= CLOSE and not any(likeness(key, other) >= close for other in here):
+            homes = [place for place, names in places if name in names]
+            return UnknownOverrideError(dotted(where), f"{source}: {what}; {name} belongs in {' or '.join(homes)}", [name])
+    return UnknownOverrideError(dotted(where), f"{source}: {what}" + ("" if here else ", there are none here"), here)
 
 
-def homes_of(key: str, inside: Sequence[Any], model: ModelKeys) -> list[str]:
-    """The blocks other than ``inside`` that have ``key``; of the stage that ``inside`` is about, or of any."""
+def _places(inside: Sequence[Any], model: ModelKeys) -> list[tuple[str, Iterable[str]]]:
+    """The blocks other than ``inside``, with their keys; of the stage that ``inside`` is about, or of any."""
     prefix, path = _split(inside)
     stage = str(path[1]) if path[:1] == ["stages"] and len(path) > 1 else STAGE
-    places: list[tuple[list[str], Iterable[str]]] = [
+    blocks: list[tuple[list[Any], Iterable[str]]] = [
         ([], Settings.model_fields),
         (["connectors"], Connectors.model_fields),
         (["deadlines"], Deadlines.model_fields),
@@ -76,15 +87,14 @@ def homes_of(key: str, inside: Sequence[Any], model: ModelKeys) -> list[str]:
     ]
     for (owner, block), names in model.options().items():
         if stage in (owner, STAGE):
-            places.append((["stages", owner, block], names))
-    found = [dotted([*prefix, *block]) or TOP for block, keys in places if block != path and key in keys]
-    if key == "platforms":
-        found.append(TOP)
-    elif key in PLATFORMS and (prefix or path):
-        found.append("platforms")
-    elif path != ["stages", stage, "engine_args"] and (not found or stage != STAGE) and key in _engine_arg_names():
-        found.append(dotted([*prefix, "stages", stage, "engine_args"]))
-    return found
+            blocks.append((["stages", owner, block], names))
+    arguments = ["stages", stage, "engine_args"]
+    if path != arguments:
+        blocks.append((arguments, _engine_arg_names()))
+    places = [(dotted([*prefix, *block]) or TOP, names) for block, names in blocks if block != path]
+    places.append((TOP, ["platforms"] if prefix or path else []))
+    places.append(("platforms", PLATFORMS if list(inside) != ["platforms"] else []))
+    return places
 
 
 def _split(where: Sequence[Any]) -> tuple[list[Any], list[Any]]:

@@ -111,15 +111,15 @@ def check_engine_settings(layers: Mapping[str, Layer], model: ModelKeys) -> dict
 
 
 def _engine_arg(layer: Layer, path: Path, value: Any, model: ModelKeys) -> Any:
-    from .vllm_names import check_engine_arg
+    from .vllm_names import check_engine_arg, engine_arg_names
 
     key = path[3]
     if key == "device_ids":
         raise layer.error(UnknownOverrideError, path, f"not here: it is called devices, in stages.{path[1]}")
     try:
         return check_engine_arg("", key, value)
-    except UnknownOverrideError as error:
-        raise layer.unknown(path, error.allowed, model, "not an engine argument") from None
+    except UnknownOverrideError:
+        raise layer.unknown(path, engine_arg_names(), model, "not an engine argument") from None
     except ConfigError as error:
         raise layer.error(ConfigError, path, str(error).removeprefix(": ")) from None
 
