@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
 
 from .coerce import checker, coerce
 
@@ -85,7 +85,7 @@ class Connectors(Block):
     """``local`` inside one process, ``shm`` between processes, ``tcp`` between hosts; ``auto`` is one of the first two."""
     window: Count | None = None
     """Chunks of one request that may be on their way to a stage before its producer waits."""
-    addresses: Annotated[dict[str, Annotated[str, BeforeValidator(_address)]], BeforeValidator(_block)] = {}
+    addresses: Annotated[dict[str, Annotated[str, AfterValidator(_address)]], BeforeValidator(_block)] = {}
     """With ``tcp``: where a stage listens, ``tcp://HOST:PORT``; a stage without one listens on loopback."""
 
 

@@ -191,8 +191,8 @@ class _Reader:
                 self._fail(line, f"{key!r} stands there twice, first in line {own[key].start_mark.line + 1}")
             own[key] = key_node
             if key_node.tag == _TAG + "merge":
-                for merged in self._merged(value_node):
-                    value = {**self._convert(merged, where), **value}
+                for merged in reversed(list(self._merged(value_node))):  # the first one wins, with its lines
+                    value |= self._convert(merged, where)
         for key_node, value_node in node.value:
             if key_node.tag != _TAG + "merge":
                 self._lines[(*where, key_node.value)] = key_node.start_mark.line + 1

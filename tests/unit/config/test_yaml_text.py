@@ -145,7 +145,11 @@ def test_files(tmp_path):
         path.write_bytes(data)
         with pytest.raises(ConfigError, match=f"^deploy_config: {path} {message}"):
             read_document(path, "deploy_config")
-    for missing, message in ((tmp_path, "Is a directory"), (tmp_path / "b", "No such file"), (tmp_path / ("x" * 300), "too long")):
+    for missing, message in (
+        (tmp_path, "Is a directory"),
+        (tmp_path / "b", "No such file"),
+        (tmp_path / ("x" * 300), "too long"),
+    ):
         with pytest.raises(ConfigError, match=f"can't read .*: .*{message}"):
             read_document(missing, "deploy_config")
 
@@ -156,7 +160,9 @@ def test_an_endless_file_is_refused():
 
 
 def test_values_of_the_command_line():
-    assert parse_value("[1, 2]", "x") == [1, 2] and parse_value("{a: on}", "x") == {"a": True} and parse_value("a b", "x") == "a b"
+    assert (
+        parse_value("[1, 2]", "x") == [1, 2] and parse_value("{a: on}", "x") == {"a": True} and parse_value("a b", "x") == "a b"
+    )
     with pytest.raises(ConfigError, match=r"^x: expected"):
         parse_value("[1", "x")
 
