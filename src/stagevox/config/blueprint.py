@@ -42,7 +42,7 @@ class Blueprint:
     @classmethod
     def of(
         cls,
-        model: str | os.PathLike[str],
+        model: str | FilePath,
         overrides: Mapping[str, Any] | None = None,
         *,
         deploy_config: str | os.PathLike[str] | None = None,
@@ -63,11 +63,13 @@ class Blueprint:
         """
         from stagevox.models.registry import resolve_topology
 
-        topology = resolve_topology(os.fspath(model))
+        topology = resolve_topology(model)
         strict = _check_names(overrides, [spec.name for spec in topology.stages])
         keys = model_keys(topology)
         layers: dict[str, Layer] = {}
         if deploy_config is not None:
+            if not isinstance(deploy_config, str | os.PathLike):
+                raise ConfigError("deploy_config", f"not a path but a {type(deploy_config).__name__}")
             layers = file_layers(read_document(FilePath(deploy_config), "deploy_config"), keys)
         layers[OVERRIDES] = _code_layer(strict)
         layers[COMMAND_LINE] = command_line_layer(stage_settings, keys)

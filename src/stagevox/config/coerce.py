@@ -47,6 +47,8 @@ def checker(adapter: TypeAdapter[Any]) -> Callable[[Any], Any]:
     """A check of plain values against a type, as JSON: lists pass for tuples, names for enums. Returns the plain value."""
 
     def check(value: Any) -> Any:
+        if isinstance(value, int) and value.bit_length() > 64:
+            raise ValueError("an integer of more than 64 bits")
         try:
             text = json.dumps(value, allow_nan=False)
         except ValueError:
@@ -55,10 +57,17 @@ def checker(adapter: TypeAdapter[Any]) -> Callable[[Any], Any]:
             adapter.validate_json(text, strict=True)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            raise ValueError(f"{value!r}: {first['msg'][0].lower()}{first['msg'][1:]}{_hint(adapter, value)}") from None
+            raise ValueError(
+                f"{shortened(repr(value))}: {first['msg'][0].lower()}{first['msg'][1:]}{_hint(adapter, value)}"
+            ) from None
         return value
 
     return check
+
+
+def shortened(text: str, length: int = 200) -> str:
+    """A text for a message of one line, cut if it is long."""
+    return text if len(text) <= length else f"{text[:length]}..."
 
 
 def byte_size(value: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
 
-from .coerce import checker, coerce
+from .coerce import checker, coerce, shortened
 
 
 def _as(hint: Any) -> BeforeValidator:
@@ -31,7 +31,7 @@ def _list(value: Any) -> Any:
 def _address(value: str) -> str:
     found = re.fullmatch(r"tcp://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(\*|[0-9]{1,5})", value)
     if found is None or (found[1] != "*" and not 1 <= int(found[1]) <= 65535):
-        raise ValueError(f"{value!r}: not an address such as tcp://10.0.0.2:5555")
+        raise ValueError(f"{shortened(repr(value))}: not an address such as tcp://10.0.0.2:5555")
     return value
 
 

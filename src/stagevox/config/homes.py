@@ -8,6 +8,7 @@ from typing import Any
 
 from stagevox.errors import UnknownOverrideError
 
+from .coerce import shortened
 from .deploy import PLATFORMS, STAGE_KEYS, Connectors, Deadlines, Deploy, Extras, Settings
 from .nearest import CLOSE, likeness, nearest
 from .sampling import FIELDS
@@ -29,7 +30,7 @@ class ModelKeys:
 
 def dotted(path: Sequence[Any]) -> str:
     """A path as errors write it."""
-    text = ".".join(str(part) for part in path)
+    text = shortened(".".join(str(part) for part in path))
     return text if text.isprintable() else repr(text)
 
 
@@ -61,7 +62,7 @@ def unknown_key(where: Sequence[Any], source: str, keys: Iterable[str], model: M
     places = _places(inside, model)
     homes = [place for place, names in places if key in names]
     if homes:
-        return UnknownOverrideError(dotted(where), f"{source}: not here: {key} belongs in {' or '.join(homes)}")
+        return UnknownOverrideError(dotted(where), f"{source}: not here: {shortened(key)} belongs in {' or '.join(homes)}")
     here = nearest(key, keys)
     elsewhere = nearest(key, {name for _, names in places for name in names}, 1)[:1]
     for name in elsewhere:

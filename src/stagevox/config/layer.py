@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from stagevox.errors import ConfigError
 
+from .coerce import shortened
 from .deploy import PLATFORMS, STAGE_BLOCKS, STAGE_KEYS, Deploy, Path, Settings, flatten
 from .homes import ModelKeys, dotted, keys_at, unknown_key
 from .nearest import nearest
@@ -92,7 +93,7 @@ def command_line_layer(settings: Sequence[str], model: ModelKeys) -> Layer:
         name, equals, text = setting.partition("=")
         parts = name.strip().split(".")
         if not equals or len(parts) < 2 or not all(parts):
-            raise ConfigError(COMMAND_LINE, f"not of the form NAME.key=value: {setting!r}")
+            raise ConfigError(COMMAND_LINE, f"not of the form NAME.key=value: {shortened(repr(setting))}")
         path = _path(parts, model)
         if not text.strip():
             raise ConfigError(dotted(path), f"{COMMAND_LINE}: no value; null takes back what the model sets")
@@ -155,10 +156,10 @@ def _validated(schema: type[Any], tree: dict[str, Any], source: Source, model: M
         case "model_type" | "dict_type":
             message = f"not a mapping but a {type(given).__name__}"
         case "literal_error":
-            message = f"no such choice: {given!r}"
+            message = f"no such choice: {shortened(repr(given))}"
             allowed = nearest(given, first["ctx"]["expected"].split("'")[1::2])
         case "string_type":
-            message = f"not a text: {given!r}"
+            message = f"not a text: {shortened(repr(given))}"
         case _:
             message = first["msg"].removeprefix("Value error, ")
     raise ConfigError(dotted(where), f"{source(where)}: {message}", allowed)

@@ -11,6 +11,9 @@ ALL_OF = 12
 CLOSE = 0.8
 """How like each other a misspelt name and the one that was meant are, of 1."""
 
+LONGEST = 64
+"""Letters of a name that count: the comparison takes the product of both lengths."""
+
 
 def nearest(name: object, names: Iterable[str], count: int = 3) -> list[str]:
     """All of a few ``names``, or ``count`` of many, the likest first; dashes and capitals don't count."""
@@ -24,4 +27,4 @@ def likeness(name: object, other: str) -> float:
 
 
 def _flat(name: str) -> str:
-    return name.lower().replace("-", "_")
+    return name[:LONGEST].lower().replace("-", "_")

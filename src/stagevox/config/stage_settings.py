@@ -8,7 +8,7 @@ from typing import Any
 
 from stagevox.errors import BadParameterError, CapabilityError, ConfigError, UnknownOverrideError, UnknownStageError
 
-from .coerce import coerce
+from .coerce import coerce, shortened
 from .deploy import Path
 from .effective import OVERRIDES, Effective
 from .homes import ModelKeys
@@ -67,7 +67,7 @@ def _sampling(layer: Layer, path: Path, value: Any, model: ModelKeys) -> Any:
     try:
         return coerce(lambda one: check("", one), value)
     except BadParameterError as error:
-        message = str(error).removeprefix(": ")
+        message = shortened(str(error).removeprefix(": "))
         raise layer.error(ConfigError, path, message) from None
 
 

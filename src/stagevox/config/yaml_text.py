@@ -234,4 +234,5 @@ class _Reader:
 
     def _fail(self, line: int | None, message: str) -> NoReturn:
         where = ", ".join(part for part in (self._name, f"line {line}" if self._name and line else "") if part)
+        message = message if len(message) <= 300 else f"{message[:300]}..."
         raise ConfigError(self._field, f"{where}: {message}" if where else message)

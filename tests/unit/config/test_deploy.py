@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 
@@ -213,3 +214,24 @@ def test_a_road_between_processes_is_refused_in_one(model, deploy, road):
     assert model.started == []
     deploy("connectors: {kind: local}")
     Omni("fake", deploy_config=path).close()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["L: 1", "stages: {L: {}}", "stages: {talker: {L: 1}}", "stages: {talker: {engine_args: {L: 1}}}",
+     "stages: {talker: {engine_args: {max_num_seqs: L}}}", "stages: {talker: {sampling: {L: 1}}}", "connectors: {kind: L}",
+     "stages: {talker: {sampling: {seed: L}}}", "stages: {talker: {engine_args: {kv_cache_memory_bytes: 9L}}}",
+     "connectors: {kind: tcp, addresses: {talker: L}}", "stages: {talker: {replicas: L}}", "deadlines: {input: L}", "? L\n: {a: 1, a: 2}"],
+)  # fmt: skip
+@pytest.mark.parametrize("long", ["x" * 150_000, "9" * 4000, "x\u00e9 " * 30_000])
+def test_long_words_are_answered_shortly_and_soon(model, deploy, text, long):
+    path = deploy(text.replace("L", f'"{long}"') if "9L" not in text else text.replace("L", long.replace(" ", "") + "MiB"))
+    started = time.monotonic()
+    with pytest.raises(ConfigError) as caught:
+        Blueprint.of("fake", deploy_config=path).check_overrides()
+    assert time.monotonic() - started < 20 and len(str(caught.value)) < 2000
+
+
+def test_a_path_that_is_none(model):
+    with pytest.raises(ConfigError, match="^deploy_config: not a path but a int"):
+        Blueprint.of("fake", deploy_config=3)
