@@ -34,6 +34,9 @@ Prompt = str | Mapping[str, Any]
 
 OnEvent = Callable[[ClientEvent], None]
 
+CONFIGURED: Any = object()
+"""Stands for the deadline of the deploy file. None doesn't: it reads like no deadline at all."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OmniResult:
@@ -75,7 +78,7 @@ class Omni:
         stage_overrides: Mapping[str, Mapping[str, Any]] | None = None,
         *,
         record_trace: bool = True,
-        deadline: float | None = None,
+        deadline: float = CONFIGURED,
         deploy_config: str | os.PathLike[str] | None = None,
     ) -> None:
         self._stages: list[Stage] = []
@@ -93,7 +96,7 @@ class Omni:
         )
         self._blueprint.effective.check_one_process()
         self._blueprint.check_overrides()
-        if deadline is None:
+        if deadline is CONFIGURED:
             deadline = self._blueprint.effective.deadline
         if isinstance(deadline, bool) or not isinstance(deadline, int | float) or not deadline > 0:
             raise ConfigError("deadline", f"not a number of seconds above 0: {deadline!r}")
