@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import weakref
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from stagevox.audio.stream import Samples, SampleStream
 from stagevox.config.env import prepare_inline_process
-from stagevox.config.multi_step import FIELD, resolve_multi_step_steps
+from stagevox.config.multi_step import FIELD
 from stagevox.connectors.local import LocalConnector
 from stagevox.errors import BadParameterError, BadRequestError, ClosedError, ConfigError, RequestFailedError, StagevoxError
 from stagevox.pipeline.events import ClientEvent, EmitOutput, FinishRequest
@@ -33,6 +34,9 @@ Prompt = str | Mapping[str, Any]
 """A text, or a mapping with the fields that the model's front end knows, such as ``text`` and ``voice``."""
 
 OnEvent = Callable[[ClientEvent], None]
+
+CONFIGURED: Any = object()
+"""Stands for the deadline of the deploy file. None doesn't: it reads like no deadline at all."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,9 +66,10 @@ class Omni:
 
     ``model`` is a packaged model's name, a checkpoint folder, or a :class:`~stagevox.config.blueprint.Blueprint`.
     ``stage_overrides`` maps a stage to vLLM engine arguments. ``record_trace`` keeps the step log for :meth:`trace`, its newest rows.
-    ``deadline`` is how many seconds a stage may wait for its input before the request fails. ``multi_step_decode_steps`` is how many
-    decode steps one round may merge, 0 or 2 to 16, in every stage whose model can; None leaves it to the environment and to
-    the stages' own settings. Not thread-safe.
+    ``deadline`` is how many seconds a stage may wait for its input before the request fails; by default the deploy file's, or
+    30. ``deploy_config`` is an operator's YAML file (docs/configuration.md). ``multi_step_decode_steps`` is how many decode steps one
+    round may merge, 0 or 2 to 16, in every stage whose model can; None leaves it to the environment and to the stages' own
+    settings. Not thread-safe.
 
     Raises:
         ConfigError: settings that can't work, found before any engine starts where that is possible.
@@ -76,7 +81,8 @@ class Omni:
         stage_overrides: Mapping[str, Mapping[str, Any]] | None = None,
         *,
         record_trace: bool = True,
-        deadline: float = 30.0,
+        deadline: float = CONFIGURED,
+        deploy_config: str | os.PathLike[str] | None = None,
         multi_step_decode_steps: int | None = None,
     ) -> None:
         self._stages: list[Stage] = []
@@ -87,19 +93,27 @@ class Omni:
         prepare_inline_process()
         from stagevox.config.blueprint import Blueprint
 
-        if isinstance(model, Blueprint) and stage_overrides is not None:
-            raise ConfigError("stage_overrides", "belong into the blueprint")
-        self._blueprint = model if isinstance(model, Blueprint) else Blueprint.of(model, stage_overrides)
+        given = {"deploy_config": deploy_config, "stage_overrides": stage_overrides, FIELD: multi_step_decode_steps}
+        if isinstance(model, Blueprint):
+            for name, value in given.items():
+                if value is not None:
+                    raise ConfigError(name, "belong into the blueprint")
+            self._blueprint = model
+        else:
+            self._blueprint = Blueprint.of(
+                model, stage_overrides, deploy_config=deploy_config, multi_step=multi_step_decode_steps
+            )
+        self._blueprint.effective.check_one_process()
         self._blueprint.check_overrides()
+        if deadline is CONFIGURED:
+            deadline = self._blueprint.effective.deadline
         if isinstance(deadline, bool) or not isinstance(deadline, int | float) or not deadline > 0:
             raise ConfigError("deadline", f"not a number of seconds above 0: {deadline!r}")
-        for spec in self._blueprint.topology.stages:
-            resolve_multi_step_steps(spec.engine_extras.get(FIELD), cli=multi_step_decode_steps, field=f"{spec.name}.{FIELD}")
         orchestrator = Orchestrator(self._blueprint.stages, deadline=deadline)
+        check_stages(self._blueprint)
         try:
             for spec in self._blueprint.topology.stages:
-                overrides = self._blueprint.overrides.get(spec.name, {})
-                self._stages.append(start_stage(spec, overrides, record_trace, multi_step_decode_steps))
+                self._stages.append(start_stage(spec, self._blueprint.overrides.get(spec.name, {}), record_trace))
         except BaseException:
             self.close()
             raise
@@ -295,14 +309,27 @@ def _close_all(stages: list[Stage]) -> None:
             stages.pop().close()
 
 
-def start_stage(spec: StageSpec, overrides: Mapping[str, Any], record: bool, multi_step: int | None = None) -> Stage:
+def check_stages(blueprint: Blueprint) -> None:
+    """Make vLLM's config of the stages that the operator has touched, for what only vLLM knows of how values fit together."""
+    from stagevox.stage.version import check_vllm_version
+
+    check_vllm_version()
+    for spec in blueprint.topology.stages:
+        overrides = blueprint.overrides.get(spec.name)
+        if overrides:
+            from stagevox.stage.vllm_config import make_merging_config
+
+            make_merging_config(spec, overrides)
+
+
+def start_stage(spec: StageSpec, overrides: Mapping[str, Any], record: bool) -> Stage:
     """Load one stage's engine in this process; the first call imports vLLM."""
     from stagevox.stage.version import check_vllm_version
 
     check_vllm_version()
     from stagevox.stage.engine import StageEngine
 
-    return StageEngine(spec, overrides, record=record, multi_step=multi_step)
+    return StageEngine(spec, overrides, record=record)
 
 
 @contextmanager

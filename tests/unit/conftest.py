@@ -195,15 +195,16 @@ def make_fake_model(monkeypatch):
             raise UnknownModelError("model", f"no model {name!r}", ["fake"])
         return topology
 
-    def start(spec, overrides, record, multi_step=None):
+    def start(spec, overrides, record):
         stages[spec.name].overrides, stages[spec.name].record = dict(overrides), record
-        stages[spec.name].asked_steps = multi_step
+        stages[spec.name].asked_steps = spec.multi_step_for_all
         started.append(spec.name)
         return stages[spec.name]
 
     started = []
     monkeypatch.setattr("stagevox.models.registry.resolve_topology", resolve, raising=False)
     monkeypatch.setattr("stagevox.omni.start_stage", start)
+    monkeypatch.setattr("stagevox.omni.check_stages", lambda blueprint: None)
     return SimpleNamespace(stages=stages, started=started)
 
 

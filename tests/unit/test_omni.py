@@ -311,10 +311,10 @@ def test_an_engine_that_does_not_start_stops_the_others(fake_model, monkeypatch)
 
     start = module.start_stage
 
-    def broken(spec, overrides, record, multi_step=None):
+    def broken(spec, overrides, record):
         if spec.name == "code2wav":
             raise ConfigError("code2wav", "no memory")
-        return start(spec, overrides, record, multi_step)
+        return start(spec, overrides, record)
 
     monkeypatch.setattr(module, "start_stage", broken)
     with pytest.raises(ConfigError, match="no memory"):

@@ -5,9 +5,12 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stagevox.errors import ConfigError
+
+if TYPE_CHECKING:
+    from .topology import StageSpec
 
 FIELD = "multi_step_decode_steps"
 OPTION = "--multi-step-decode-steps"
@@ -56,22 +59,20 @@ def parse_multi_step_steps(field: str, text: str) -> int:
     return check_multi_step_steps(field, value)
 
 
-def resolve_multi_step_steps(
-    stage_value: Any = None, *, cli: int | None = None, environ: Mapping[str, str] | None = None, field: str = FIELD
-) -> MultiStepSetting:
+def resolve_multi_step_steps(spec: StageSpec, environ: Mapping[str, str] | None = None) -> MultiStepSetting:
     """A stage's setting: command line over environment over the stage's own over 0.
 
-    ``stage_value`` is what the stage's own settings say, ``cli`` a value for all stages; None stands for unset, and so does an empty
-    environment variable. All that is set is checked, also what is overruled. ``field`` names the stage's own value in an error.
+    None stands for unset, and so does an empty environment variable. All that is set is checked, also what is overruled.
 
     Raises:
         ConfigError: a value that :func:`check_multi_step_steps` refuses.
     """
+    blanket, own = spec.multi_step_for_all, spec.engine_extras.get(FIELD)
     text = (os.environ if environ is None else environ).get(ENVIRONMENT, "").strip()
     given = {
-        "cli": None if cli is None else check_multi_step_steps(FIELD, cli),
+        "cli": None if blanket is None else check_multi_step_steps(FIELD, blanket),
         "environment": parse_multi_step_steps(ENVIRONMENT, text) if text else None,
-        "stage": None if stage_value is None else check_multi_step_steps(field, stage_value),
+        "stage": None if own is None else check_multi_step_steps(f"{spec.name}.{FIELD}", own),
     }
     for source, steps in given.items():
         if steps is not None:

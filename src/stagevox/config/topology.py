@@ -42,6 +42,8 @@ class StageSpec:
     """Plain values, such as a left context."""
     engine_extras: Mapping[str, Any] = field(default_factory=dict)
     """stagevox's own settings of the stage's engine (:class:`stagevox.config.deploy.Extras`)."""
+    multi_step_for_all: int | None = None
+    """How many decode steps a round may merge in every stage that can, as the command line says; None: it doesn't say."""
     config_part: str | None = None
     """Several stages may share one checkpoint: the part of ``config.json`` that is this stage's, such as ``talker_config``."""
     architecture: str | None = None

@@ -20,7 +20,7 @@ from stagevox.config.topology import StageSpec
 from stagevox.contract import Capabilities, StageExecutionType
 from stagevox.errors import CapabilityError, CheckpointError
 
-from .engine_args import check_engine_args
+from .engine_args import coerce_engine_args
 from .multi_step.gates import Refusal, capability_gate, static_gate
 from .plugin import register
 from .wire import StageSettings
@@ -41,17 +41,25 @@ _SPECULATION = ("speculative_config", "spec_method", "spec_model", "spec_tokens"
 """Engine arguments that turn speculation on."""
 
 
-def make_config(
-    spec: StageSpec, overrides: Mapping[str, Any], *, record: bool = False, multi_step: int | None = None
-) -> VllmConfig:
+def make_config(spec: StageSpec, overrides: Mapping[str, Any], *, record: bool = False) -> VllmConfig:
     """The vLLM config of a stage; raises a :class:`stagevox.errors.ConfigError` for what can't work.
 
-    ``multi_step`` is how many decode steps all stages that can should merge, as the command line says; None: it doesn't say.
+    Warns if the stage was asked to merge decode steps and can't.
     """
+    config, wanted, refusal = make_merging_config(spec, overrides, record=record)
+    if refusal is not None:
+        logger.warning("%s: %s %d is off: the %s gate refuses", spec.name, FIELD, wanted.steps, refusal.value)
+    return config
+
+
+def make_merging_config(
+    spec: StageSpec, overrides: Mapping[str, Any], *, record: bool = False
+) -> tuple[VllmConfig, MultiStepSetting, Refusal | None]:
+    """The same with what was wanted of merged decode, and why there will be none if it was meant for this stage."""
     if spec.execution_type is StageExecutionType.DIFFUSION:
         raise CapabilityError(spec.name, "no runtime for diffusion stages yet", ["ar", "generation"])
-    wanted = resolve_multi_step_steps(spec.engine_extras.get(FIELD), cli=multi_step, field=f"{spec.name}.{FIELD}")
-    check_engine_args(spec.name, overrides)
+    wanted = resolve_multi_step_steps(spec)
+    overrides = coerce_engine_args(spec.name, overrides)
     register()
     load_general_plugins()
     capabilities = Capabilities.of(_import_model_class(spec))
@@ -67,7 +75,8 @@ def make_config(
     for speculation in _SPECULATION:
         if arguments.get(speculation) is not None:
             _refuse_speculation(f"{spec.name}.{speculation}", capabilities, ahead=async_scheduling)
-    steps = merged_steps(spec, wanted, capabilities)
+    refusal = _model_gate(spec, capabilities) if wanted.steps else None
+    steps = 0 if refusal else wanted.steps
     settings = StageSettings(
         name=spec.name,
         execution_type=spec.execution_type,
@@ -84,13 +93,13 @@ def make_config(
         multi_step_decode_steps=steps,
     )
     config = _engine_config(spec, arguments | _without_prefix_caching(steps, overrides), settings)
-    refusal = static_gate(config) if steps else None
-    if refusal is not None:
-        warn_not_merged(spec.name, wanted, refusal)
+    if steps and (refusal := static_gate(config)) is not None:
         config = _engine_config(spec, arguments, replace(settings, multi_step_decode_steps=0))
     if config.model_config.runner_type != "generate":
         raise CapabilityError(f"{spec.name}.runner", f"a stage can't be a {config.model_config.runner_type} engine", ["generate"])
-    return config
+    if refusal is Refusal.CAPABILITY and wanted.is_blanket:
+        refusal = None  # a value for all stages is not meant for one whose model can't
+    return config, wanted, refusal
 
 
 def _engine_config(spec: StageSpec, arguments: Mapping[str, Any], settings: StageSettings) -> VllmConfig:
@@ -111,25 +120,9 @@ def _engine_config(spec: StageSpec, arguments: Mapping[str, Any], settings: Stag
     return config
 
 
-def merged_steps(spec: StageSpec, wanted: MultiStepSetting, capabilities: Capabilities) -> int:
-    """How many steps the stage may merge as far as its model is concerned; warns if it was asked to and can't.
-
-    A value for all stages is not meant for one whose model can't.
-    """
-    if not wanted.steps:
-        return 0
-    ar = spec.execution_type is StageExecutionType.AR
-    refusal = capability_gate(capabilities, spec.name) if ar else Refusal.CAPABILITY
-    if refusal is None:
-        return wanted.steps
-    if not wanted.is_blanket:
-        warn_not_merged(spec.name, wanted, refusal)
-    return 0
-
-
-def warn_not_merged(stage: str, wanted: MultiStepSetting, refusal: Refusal) -> None:
-    """Say once why a stage that was asked to merge steps doesn't."""
-    logger.warning("%s: %s %d is off: the %s gate refuses", stage, FIELD, wanted.steps, refusal.value)
+def _model_gate(spec: StageSpec, capabilities: Capabilities) -> Refusal | None:
+    """Whether the stage's model declares that it can merge steps; only AR stages have any."""
+    return capability_gate(capabilities, spec.name) if spec.execution_type is StageExecutionType.AR else Refusal.CAPABILITY
 
 
 def _without_prefix_caching(steps: int, overrides: Mapping[str, Any]) -> dict[str, Any]:

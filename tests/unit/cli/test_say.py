@@ -279,7 +279,7 @@ def slow(stage):
 model.stages["talker"].on_step = slow
 """
 SLOW_LOAD = """
-def slow(spec, overrides, record, multi_step=None):
+def slow(spec, overrides, record):
     sys.stderr.write("loading\\n"); sys.stderr.flush()
     time.sleep(30)
 stagevox.omni.start_stage = slow

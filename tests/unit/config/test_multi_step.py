@@ -1,11 +1,21 @@
 """Where a stage's number of merged steps comes from, and what it may be."""
 
+from pathlib import Path
+
 import pytest
 
 from stagevox.config.multi_step import ENVIRONMENT, MultiStepSetting, parse_multi_step_steps, resolve_multi_step_steps
+from stagevox.config.topology import StageSpec
+from stagevox.contract import StageExecutionType
 from stagevox.errors import ConfigError
 
 pytestmark = pytest.mark.covers("MS-1")
+
+
+def resolved(stage=None, *, cli=None, environ=None):
+    extras = {} if stage is None else {"multi_step_decode_steps": stage}
+    spec = StageSpec("talker", StageExecutionType.AR, Path("/nowhere"), engine_extras=extras, multi_step_for_all=cli)
+    return resolve_multi_step_steps(spec, environ)
 
 
 @pytest.mark.parametrize(
@@ -24,20 +34,20 @@ pytestmark = pytest.mark.covers("MS-1")
 )
 def test_command_line_over_environment_over_stage_over_off(cli, environment, stage, expected):
     environ = {} if environment is None else {ENVIRONMENT: environment}
-    found = resolve_multi_step_steps(stage, cli=cli, environ=environ)
+    found = resolved(stage, cli=cli, environ=environ)
     assert found == MultiStepSetting(*expected)
     assert found.is_blanket == (expected[1] in ("cli", "environment"))
 
 
 def test_the_process_environment_counts(monkeypatch):
     monkeypatch.setenv(ENVIRONMENT, "12")
-    assert resolve_multi_step_steps(4) == (12, "environment")
+    assert resolved(4) == (12, "environment")
 
 
 @pytest.mark.parametrize("value", [-1, 1, 17, 1000, True, False, 2.0, "8", [8], float("nan")])
 def test_a_stage_value_that_can_t_be(value):
     with pytest.raises(ConfigError) as caught:
-        resolve_multi_step_steps(value, environ={}, field="talker.multi_step_decode_steps")
+        resolved(value, environ={})
     assert caught.value.field == "talker.multi_step_decode_steps"
     assert caught.value.allowed == ("0", "2 to 16")
 
@@ -45,20 +55,20 @@ def test_a_stage_value_that_can_t_be(value):
 @pytest.mark.parametrize("value", [-1, 1, 17, True, 2.5, "8"])
 def test_a_command_line_value_that_can_t_be(value):
     with pytest.raises(ConfigError, match="^multi_step_decode_steps: "):
-        resolve_multi_step_steps(cli=value, environ={})
+        resolved(cli=value, environ={})
 
 
 @pytest.mark.parametrize("text", ["-1", "1", "17", "2.0", "eight", "0x8", "8,"])
 def test_an_environment_value_that_can_t_be(text):
     with pytest.raises(ConfigError, match=f"^{ENVIRONMENT}: "):
-        resolve_multi_step_steps(environ={ENVIRONMENT: text})
+        resolved(environ={ENVIRONMENT: text})
 
 
 def test_what_is_overruled_is_checked_all_the_same():
     with pytest.raises(ConfigError):
-        resolve_multi_step_steps(1, cli=8, environ={})
+        resolved(1, cli=8, environ={})
     with pytest.raises(ConfigError):
-        resolve_multi_step_steps(4, cli=8, environ={ENVIRONMENT: "1"})
+        resolved(4, cli=8, environ={ENVIRONMENT: "1"})
 
 
 def test_text_is_parsed():

@@ -54,10 +54,6 @@ class WindowLedger:
         window = self.outstanding.get(request.request_id)
         return window is not None and window.request is request
 
-    def num_fenced(self, live: Any, parked: Any) -> int:
-        """How many of the ``live`` requests (by id) are fenced and not ``parked`` besides."""
-        return sum(live.get(req_id) is window.request for req_id, window in self.outstanding.items() if req_id not in parked)
-
     def forget(self, req_id: str) -> None:
         """A request has ended. Its window, if there is one, stays until the runner has answered it."""
         self.admits.pop(req_id, None)

@@ -30,7 +30,7 @@ def no_environment(monkeypatch):
 
 def made(name, overrides=None, *, steps=None, multi_step=None):
     extras = {} if steps is None else {"multi_step_decode_steps": steps}
-    config = make_config(dataclasses.replace(SPECS[name], engine_extras=extras), overrides or {}, multi_step=multi_step)
+    config = make_config(dataclasses.replace(SPECS[name], engine_extras=extras, multi_step_for_all=multi_step), overrides or {})
     return StageSettings.of(config).multi_step_decode_steps, config
 
 
