@@ -141,3 +141,62 @@ def test_what_is_found_before_vllm_is_imported(tmp_path, argv, loaded):
     )
     found = done.stderr.splitlines()[-1].split()
     assert [word for word in found if word != "torch"] == loaded.split(), done.stderr
+
+
+@pytest.mark.covers("MS-1")
+class TestMergedSteps:
+    """``explain`` on the packaged model: the number of merged decode steps that holds, and who said so."""
+
+    KEY = "stages.{}.engine_extras.multi_step_decode_steps"
+
+    @pytest.fixture
+    def explain(self, tmp_path, capfd, monkeypatch):
+        monkeypatch.delenv("VLLM_OMNI_MULTI_STEP_STEPS", raising=False)
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr("stagevox.cli.main._catch_signals", lambda: None)
+
+        def run(yaml="", *options):
+            (tmp_path / "deploy.yaml").write_text(yaml)
+            capfd.readouterr()
+            given = ["--deploy-config", "deploy.yaml"] if yaml else []
+            code = main(["config", "explain", "mini", "--json", *given, *options])
+            out, err = capfd.readouterr()
+            return json.loads(out)["settings"] if code == 0 else (code, err)
+
+        return run
+
+    YAML = "stages:\n  talker:\n    engine_extras:\n      multi_step_decode_steps: 12\n"
+
+    def entry(self, settings, stage):
+        found = settings[self.KEY.format(stage)]
+        return found["value"], found["source"]
+
+    def test_off_by_default(self, explain):
+        settings = explain()
+        assert self.entry(settings, "talker") == self.entry(settings, "thinker") == (0, "default")
+        assert self.KEY.format("code2wav") not in settings
+
+    def test_the_file_s_value_is_its_stage_s_alone(self, explain):
+        settings = explain(self.YAML)
+        assert self.entry(settings, "talker") == (12, "deploy.yaml:4")
+        assert self.entry(settings, "thinker") == (0, "default")
+
+    def test_the_environment_and_the_command_line_come_first_and_skip_who_can_t(self, explain, monkeypatch):
+        monkeypatch.setenv("VLLM_OMNI_MULTI_STEP_STEPS", "6")
+        settings = explain(self.YAML)
+        assert self.entry(settings, "talker") == (6, "VLLM_OMNI_MULTI_STEP_STEPS")
+        assert settings[self.KEY.format("talker")]["over"]["value"] == 12
+        assert self.entry(settings, "thinker") == (0, "not meant for this model")
+        settings = explain(self.YAML, "--multi-step-decode-steps", "4")
+        assert self.entry(settings, "talker") == (4, "--multi-step-decode-steps")
+
+    def test_a_gate_that_refuses_is_named(self, explain):
+        settings = explain(self.YAML, "--stage", "talker.enable_prefix_caching=true")
+        assert self.entry(settings, "talker") == (0, "the prefix_caching gate")
+        assert settings[self.KEY.format("talker")]["over"]["value"] == 12
+
+    @pytest.mark.parametrize("value", ["-1", "1", "17", "2.5", "eight", "true"])
+    def test_a_value_that_can_t_be(self, explain, value):
+        code, error = explain(self.YAML.replace("12", value))
+        assert code == 2
+        assert error.startswith("stagevox: error: stages.talker.engine_extras.multi_step_decode_steps: deploy.yaml:4: ")
