@@ -65,6 +65,8 @@ class ProcessSide:
 
     busy = 0.0
     """Not known on this side."""
+    rounds: list[float]
+    """Nor these."""
 
     def __init__(self, checkpoint: Path, steps: int, *, ahead: bool) -> None:
         from vllm.platforms import current_platform
@@ -74,6 +76,7 @@ class ProcessSide:
         settings = StageSettings("tiny", StageExecutionType.AR, async_scheduling=ahead, multi_step_decode_steps=steps)
         scheduler = "OmniAsyncARScheduler" if ahead else "OmniARScheduler"
         self._runs = 0
+        self.rounds = []
         before = os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING")
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
         try:

@@ -129,7 +129,7 @@ class OmniGPUModelRunner(Upstream):
         self._arriving = getattr(scheduler_output, "omni_payloads", {})
         deferred = super()._update_states(scheduler_output)
         if scheduler_output.finished_req_ids and self._capabilities.has_on_requests_finished:
-            self.model.on_requests_finished(scheduler_output.finished_req_ids)
+            call_hook("on_requests_finished", self.model.on_requests_finished, scheduler_output.finished_req_ids)
         buffer = self.model_intermediate_buffer
         for new in scheduler_output.scheduled_new_reqs:
             buffer.open(new.req_id, {})

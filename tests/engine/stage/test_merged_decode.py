@@ -320,17 +320,15 @@ def test_min_tokens_counts_each_request_s_own_output(stopping, ahead):
 
 
 @pytest.mark.covers("MS-11")
-def test_a_hook_that_names_too_few_tokens(merged, prompt, monkeypatch):
-    """It is called in the middle of a window, for all of them: an error of the engine, not a wrong token."""
-    from stagevox.errors import HookCountError
-    from stagevox.stage.multi_step.derive import TokenDeriver
-
-    stage = merged("ToyStopping")
-    stage.add("a", prompt(9, 1), sampling={"max_tokens": 4}, length=9, limit=999)
+def test_a_hook_that_names_too_few_tokens(merged, prompt, ahead):
+    """It was asked for all of them, so all fail, after what the window's first step made; the engine lives on."""
+    stage = merged("ToyStopping", async_scheduling=ahead)
+    for seed, name in enumerate("ab"):
+        stage.add(name, prompt(9, seed), sampling={"max_tokens": 40}, length=9, limit=999, short=True)
     stage.run()
-    rows = [object()] * 2
-    deriver = TokenDeriver(stage.runner)
-    monkeypatch.setattr(deriver, "_model", type("M", (), {"derive_engine_tokens": lambda self, req_infos: [5]})())
-    monkeypatch.setattr("stagevox.stage.multi_step.derive.TokenDeriver._infos", lambda self, rows: [{}, {}])
-    with pytest.raises(HookCountError, match="expected 2 tokens, got 1"):
-        deriver.tokens(rows)
+    assert stage.finish == {"a": "error", "b": "error"}
+    assert set(stage.error.values()) == {"HookCountError: derive_engine_tokens: expected 2 tokens, got 1"}
+    assert [len(stage.tokens[name]) for name in "ab"] == [2, 2]
+    stage.add("c", prompt(9, 3), sampling={"max_tokens": 20}, length=9, limit=999)
+    stage.run()
+    assert stage.finish["c"] == "length" and gained(stage, "derived_steps")

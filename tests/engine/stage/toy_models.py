@@ -184,7 +184,8 @@ class ToyStopping(Qwen2ForCausalLM):
         return logits
 
     def derive_engine_tokens(self, *, req_infos):
-        return [(self.STOP if info["finished"] else self.GO) if info.get("sure", True) else None for info in req_infos]
+        tokens = [(self.STOP if info["finished"] else self.GO) if info.get("sure", True) else None for info in req_infos]
+        return tokens[1:] if req_infos[0].get("short") else tokens
 
 
 class ToyVocoder(torch.nn.Module):

@@ -15,6 +15,8 @@ from vllm.forward_context import get_forward_context, override_forward_context
 from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
+from stagevox.errors import ContractError
+
 from ..outputs import Outputs, client_facing
 from ..wire import OmniModelRunnerOutput, WindowReport
 from .derive import TokenDeriver
@@ -112,7 +114,12 @@ def tight_loop(runner: Any, run: WindowRun, sampled: torch.Tensor) -> torch.Tens
             runner._record_step((), step + 1)
         with override_forward_context(context):
             hidden = runner._model_forward(**inputs)
-        derived = deriver.tokens(phases) if deriver is not None else None
+        derived = None
+        if deriver is not None:
+            try:
+                derived = deriver.tokens(phases)
+            except ContractError as error:
+                runner._fail_step(error)
         if derived is not None:
             sampled = derived
             run.derived += 1
