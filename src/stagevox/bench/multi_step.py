@@ -104,13 +104,15 @@ class InlineSide:
         for i in range(batch):
             self.engine.add(_request(self._model, f"{self._runs}-{i}", i, tokens))
         made, begin, busy = 0, time.perf_counter(), time.process_time()
-        since = begin
+        since, told = begin, 0
         while self.engine.has_work():
             counts = [len(output.new_token_ids) for output in self.engine.step()[0]]
             made += sum(counts)
             if counts:
                 now = time.perf_counter()
-                if len(counts) == batch and max(counts) == max(1, self.steps):  # a full round of all
+                told += 1
+                # A full round of all; running ahead, the first two are made before the first is told.
+                if told > 2 and len(counts) == batch and max(counts) == max(1, self.steps):
                     self.rounds.append((now - since) / max(counts))
                 since = now
         seconds, self.busy = time.perf_counter() - begin, (time.process_time() - busy) / tokens

@@ -137,3 +137,14 @@ def test_torch_rows():
     for n in range(3):
         chunks += processor.push("a", [], {"codes": torch.tensor([[n, n]])}, "stop" if n == 2 else None)
     assert [chunk.data["codes"][:, 0].tolist() for chunk in chunks] == [[0, 1], [1, 2]]
+
+
+@pytest.mark.covers("MS-9")
+def test_how_many_rows_the_first_chunk_lacks():
+    frames = FrameChunks("rows", [4, 8], concat=join)
+    assert frames.rows_to_first_chunk("a") == 4
+    assert frames.push("a", [], {"rows": [1]}, None) == []
+    assert frames.rows_to_first_chunk("a") == 3
+    assert len(frames.push("a", [], {"rows": [2, 3, 4, 5]}, None)) == 1
+    assert frames.rows_to_first_chunk("a") is None, "it is out"
+    assert WholeReply(concat=join).rows_to_first_chunk("a") is None, "nobody listens before the end"

@@ -80,7 +80,7 @@ def _execute(runner: Any, run: WindowRun) -> ModelRunnerOutput:
     sampled = _sampled(runner, result)
     run.outputs.append(_outputs_of(result))
     failed = runner.model_intermediate_buffer.failed
-    if not _keep(run, sampled, failed):
+    if not _keep(run, sampled, failed, append=False):
         sampled = runner.window_loop(runner, run, sampled)
     if not run.on_host:
         for ids in torch.stack(run.on_device).cpu().tolist():
@@ -126,7 +126,7 @@ def tight_loop(runner: Any, run: WindowRun, sampled: torch.Tensor) -> torch.Tens
         else:
             sampled = runner._sample(model.compute_logits(hidden[:rows]), None).sampled_token_ids
         run.outputs.append(runner._finish_step(hidden) if runner._has_afterwork or runner._new_codes else {})
-        ended = _keep(run, sampled, buffer.failed)
+        ended = _keep(run, sampled, buffer.failed, append=True)
         if ended:
             break
     batch.num_computed_tokens_cpu[:rows] += step
@@ -162,10 +162,11 @@ def reentrant_loop(runner: Any, run: WindowRun, sampled: torch.Tensor) -> torch.
     return sampled
 
 
-def _keep(run: WindowRun, sampled: torch.Tensor, failed: Mapping[str, BaseException], *, append: bool | None = None) -> bool:
-    """Take a step's tokens ``sampled [n, 1]``; True if no request has a use for another step."""
-    first = len(run.outputs) == 1
-    append = not first if append is None else append
+def _keep(run: WindowRun, sampled: torch.Tensor, failed: Mapping[str, BaseException], *, append: bool) -> bool:
+    """Take a step's tokens ``sampled [n, 1]``; True if no request has a use for another step.
+
+    ``append``: vLLM's own bookkeeping has not added them to the requests' output, so that is done here.
+    """
     if run.on_host:
         ids = sampled.view(-1).tolist()
         ended = run.tokens.add(ids, failed)

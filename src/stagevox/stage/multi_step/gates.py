@@ -127,12 +127,13 @@ def validate_multi_step_plan(runner: Any, plan: Mapping[str, int]) -> Refusal | 
     """Check a plan against what the runner itself holds, after its batch was brought up to date; None if it may run."""
     batch = runner.input_batch
     rows, failed = batch.num_reqs, runner.model_intermediate_buffer.failed
-    if rows != len(plan) or any(req_id not in plan for req_id in batch.req_ids) or len({*plan.values()}) > 1:
+    steps = next(iter(plan.values()))
+    if rows != len(plan) or any(plan.get(req_id) != steps for req_id in batch.req_ids):
         return Refusal.BATCH
     computed, known = batch.num_computed_tokens_cpu[:rows], batch.num_tokens_no_spec[:rows]
     if (computed < batch.num_prompt_tokens[:rows]).any() or (computed + 1 != known).any():
         return Refusal.BATCH
-    end = computed + next(iter(plan.values()))
+    end = computed + steps
     if any((table.num_blocks_per_row[:rows] * table.block_size < end).any() for table in batch.block_table.block_tables):
         return Refusal.SLOTS
     metadata = batch.sampling_metadata

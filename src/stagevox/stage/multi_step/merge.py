@@ -73,7 +73,7 @@ def merge_outputs(steps: Sequence[Outputs], counts: Mapping[str, int]) -> Output
 def _merged(key: str, values: list[Any]) -> Any:
     last = values[-1]
     if isinstance(last, torch.Tensor) and last.dim():
-        return torch.cat(values) if len(values) > 1 else last
+        return torch.cat(values)
     if key in ANY_STEP:
         return type(last)(any(map(bool, values))) if isinstance(last, bool | int) else any(map(bool, values))
     return last
