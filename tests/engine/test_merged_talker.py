@@ -153,6 +153,28 @@ def test_the_tight_loop_is_the_ordinary_step_again_and_again(ahead: bool, ids: A
     assert logs[0] == logs[1]
 
 
+@pytest.mark.covers("MS-9", "MS-11")
+@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+def test_tokens_that_are_read_once_at_the_window_s_end(ahead: bool, ids: Any, plain: Any, monkeypatch: Any) -> None:
+    """As on a device with a queue: rows that have stopped run on to the window's end, and ship nothing of it."""
+    import stagevox.stage.multi_step.executor as executor
+
+    begin = executor.WindowRun.__init__
+
+    def queued(run: Any, *args: Any) -> None:
+        begin(run, *args)
+        run.on_host = False
+
+    monkeypatch.setattr(executor.WindowRun, "__init__", queued)
+    engine = merged_talker(16, async_scheduling=ahead, **SMALL_POOL)
+    same(play(engine, ids, SEEDED, arrive=ARRIVE), plain["seeded"])
+    positions = {name: {row.num_computed for row in engine.trace() if row.req_id == name and not row.is_prefill} for name in ids}
+    assert any(len(positions[name]) > len(plain["seeded"][name].tokens) for name in ids), "no row ran on after its stop"
+    sampling = {name: {"min_tokens": 140 + 4 * i, "max_tokens": 1000} for i, name in enumerate(ids)}
+    same(play(engine, ids, sampling), plain["long"])
+    engine.close()
+
+
 @pytest.mark.covers("MS-4", "MS-5", "MS-7")
 @pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
 def test_windows_that_the_runner_refuses(ahead: bool, ids: Any, plain: Any, monkeypatch: Any) -> None:
