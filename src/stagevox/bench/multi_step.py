@@ -284,8 +284,13 @@ def _off(spec: StageSpec, batch: int, rounds: int) -> dict[str, float]:
     return report.spread(ratios)
 
 
+def _shown(row: Mapping[str, Any]) -> float:
+    """Processor time where it is known, else wall time, over that of K = 0."""
+    return float(row["cpu_ratio"] or row["ratio"]["median"])
+
+
 def plot(legs: list[dict[str, Any]]) -> str:
-    """Ratio to single steps over K, a line a leg, as SVG."""
+    """Ratio to single steps over K, a line a leg, as SVG: processor time inline, wall time in processes."""
     width, height, left, top = 720, 400, 60, 20
     colours = ("#1f77b4", "#d62728", "#2ca02c", "#ff7f0e", "#9467bd", "#8c564b", "#e377c2", "#17becf", "#7f7f7f", "#bcbd22")
     inner, tall = width - left - 240, height - top - 50
@@ -295,7 +300,7 @@ def plot(legs: list[dict[str, Any]]) -> str:
         return left + inner * k / last
 
     def y(ratio: float) -> float:
-        return top + tall * (1.05 - ratio) / 0.65
+        return top + tall * (1.1 - min(ratio, 1.1)) / 0.7
 
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" font-size="12">'
@@ -309,7 +314,7 @@ def plot(legs: list[dict[str, Any]]) -> str:
     parts.append(f'<text x="{left + inner / 2}" y="{height - 8}" text-anchor="middle">K; time a token over that of K = 0</text>')
     for number, leg in enumerate(legs):
         colour, dash = colours[number // 2 % len(colours)], "" if number % 2 == 0 else ' stroke-dasharray="5 3"'
-        points = " ".join(f"{x(k):.1f},{y(row['ratio']['median']):.1f}" for k, row in sorted(leg["rows"].items()))
+        points = " ".join(f"{x(k):.1f},{y(_shown(row)):.1f}" for k, row in sorted(leg["rows"].items()))
         parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>')
         label, at = f"{leg['model']} {leg['where']} {leg['scheduling']} batch {leg['batch']}", top + 16 * number + 10
         parts.append(
