@@ -42,38 +42,31 @@ TEXT, CODES = 60, 150
 """Limits of a case that names none."""
 
 CASES: dict[str, dict[str, Any]] = {
-    "steady": {"text": "test do sound over do", "voice": "Chelsie"},
+    "steady": {"text": "jumps hear quick stage the hear the quick speak runtime", "voice": "Ethan"},
     "other_voice": {
-        "text": "brown lazy this speak what brown you what a tiny test test lazy of picture is tiny this quick this the brown you",
-        "voice": "Ethan",
-    },
-    "long": {
-        "text": "world slowly over world test this quick picture quick jumps over see test hear the jumps this speak the runtime",
-        "voice": "Ethan",
-    },
-    "past_the_reply": {
-        "text": "jumps do omni sound picture dog tiny over is runtime see a over world",
+        "text": "the of jumps hear hello this lazy slowly please jumps fox a test you of lazy stage",
         "voice": "Chelsie",
     },
-    "wordy": {"text": "in sound world over a what jumps the a omni", "voice": "Chelsie"},
+    "past_the_reply": {"text": "stage over dog what stage jumps of is please hear test jumps do", "voice": "Ethan"},
+    "wordy": {"text": "test picture runtime brown picture you is omni do is", "voice": "Chelsie"},
+    "short": {"text": "you fox", "voice": "Ethan"},
     "bare": {"text": "hello world", "voice": "Ethan", "system": False},
-    "image": {"text": "what do you see", "voice": "Chelsie", "media": ["image"]},
-    "audio": {"text": "what do you hear", "voice": "Ethan", "media": ["audio"]},
+    "image": {"text": "you the sound picture the sound hear", "voice": "Chelsie", "media": ["image"]},
+    "audio": {"text": "the world a sound picture see do", "voice": "Chelsie", "media": ["audio"]},
     "image_and_audio": {"text": "please speak of this picture", "voice": "Ethan", "media": ["image", "audio"]},
     "video": {"text": "what do you see", "voice": "Chelsie", "media": ["video"]},
     "two_tokens": {"text": "what hear is world", "voice": "Chelsie"},
     "one_token": {"text": "a of sound you stage speak omni picture you this", "voice": "Chelsie"},
     "one_frame": {"text": "omni do is a test please is sound quick this tiny", "voice": "Ethan"},
     "no_frame": {
-        "text": "stage stage lazy hello hello in hear hear see omni sound see runtime please is quick sound dog do is hello picture"
-        " speak slowly",
-        "voice": "Chelsie",
+        "text": "dog sound slowly runtime the do of tiny tiny speak dog lazy speak do tiny this what over please you",
+        "voice": "Ethan",
     },
-    "text_cut_at_6": {"text": "test do sound over do", "voice": "Chelsie", "max_text": 6},
-    "text_cut_at_7": {"text": "test do sound over do", "voice": "Chelsie", "max_text": 7},
-    "text_cut_at_1": {"text": "test do sound over do", "voice": "Chelsie", "max_text": 1},
-    "text_cut_at_2": {"text": "test do sound over do", "voice": "Chelsie", "max_text": 2},
-    "codes_cut_at_20": {"text": "test do sound over do", "voice": "Chelsie", "max_codes": 20},
+    "text_cut_at_6": {"text": "stage over dog what stage jumps of is please hear test jumps do", "voice": "Ethan", "max_text": 6},
+    "text_cut_at_7": {"text": "stage over dog what stage jumps of is please hear test jumps do", "voice": "Ethan", "max_text": 7},
+    "text_cut_at_1": {"text": "stage over dog what stage jumps of is please hear test jumps do", "voice": "Ethan", "max_text": 1},
+    "text_cut_at_2": {"text": "stage over dog what stage jumps of is please hear test jumps do", "voice": "Ethan", "max_text": 2},
+    "codes_cut_at_20": {"text": "jumps hear quick stage the hear the quick speak runtime", "voice": "Ethan", "max_codes": 20},
 }
 """``media`` stand before the text, in this order; ``system`` False leaves the system prompt out."""
 

@@ -136,7 +136,8 @@ def config(user_id: int) -> dict[str, Any]:
         embedding_size=HIDDEN,
         hidden_size=96,
         num_hidden_layers=2,
-        num_attention_heads=3,
+        num_attention_heads=4,  # heads are wider together than the hidden state, as in the published talker
+        num_key_value_heads=2,
         head_dim=32,
         spatial_merge_size=2,
         tts_text_start_token_id=special_id(151860),
