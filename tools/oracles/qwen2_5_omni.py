@@ -195,7 +195,7 @@ class Reference:
             out[:, :rows] = ours
             return out
 
-        drawn, torch.randn = torch.randn, randn
+        drawn, torch.randn = torch.randn, randn  # type: ignore[assignment]
         try:
             return self.vocode(
                 torch.tensor([codes], dtype=torch.long),

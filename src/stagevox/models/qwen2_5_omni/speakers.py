@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -65,3 +65,9 @@ def _tensor(path: Path, name: str, key: str, value: object) -> torch.Tensor:
     if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not value.isfinite().all():
         raise CheckpointError("model", f"{path}: {key} of voice {name} is no tensor of finite numbers")
     return value.float()
+
+
+def speakers_of(folder: Path, config: Any) -> dict[str, Speaker]:
+    """The voices that fit a ``transformers`` Qwen2_5OmniConfig."""
+    dit = config.token2wav_config.dit_config
+    return read_speakers(folder, dit.enc_emb_dim, dit.mel_dim, config.thinker_config.text_config.vocab_size)
