@@ -1,6 +1,6 @@
 """The reference of Qwen2.5-Omni: stock ``transformers`` 4.57.3 on the tiny checkpoint, float32, greedy, one request at a time.
 
-``qwen2_5_omni.py CHECKPOINT OUT DIGEST`` writes ``cases.json`` and ``tensors.safetensors``. Text ids and codes are those of the
+``qwen2_5_omni.py CHECKPOINT OUT DIGEST`` writes ``golden.json`` and ``waveforms.safetensors``. Text ids and codes are those of the
 reference's own ``generate``, looked at through spies that change nothing. The waveform is the reference's ``token2wav`` over all
 codes before the end, started from the noise that stagevox defines (:mod:`stagevox.models.qwen2_5_omni.noise`): noise is an input
 there, drawn from a global generator.
@@ -271,8 +271,8 @@ def main() -> None:
         "smallest_margin": min(case.get(f"{what}_margin", 1.0) for case in cases.values() for what in ("text", "codes")),
         "cases": cases,
     }
-    (out / "cases.json").write_text(json.dumps(told) + "\n", encoding="utf-8")
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, out / "tensors.safetensors")
+    (out / "golden.json").write_text(json.dumps(told) + "\n", encoding="utf-8")
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, out / "waveforms.safetensors")
     for name, case in cases.items():
         margins = " ".join(f"{case[key]:.4f}" for key in ("text_margin", "codes_margin") if key in case)
         print(
