@@ -111,6 +111,27 @@ def test_one_is_aborted_half_way_among_others(checkpoint, oracle):
         check(oracle, Answers(model, oracle, [gone]))
 
 
+STRESS = Mode(budget=32, blocks=SMALL)
+WORDS = ("hello", "world", "what", "do", "you", "see", "hear", "in", "the", "picture", "sound", "quick", "brown", "fox")
+
+
+def test_sixteen_requests_under_stress(checkpoint):
+    """Published Talker sampling, four slots, budget 32, a pool that preempts, twice: the codes of an engine without any of it."""
+    texts = [" ".join(WORDS[(3 * n + k) % len(WORDS)] for k in range(1 + n)) for n in range(16)]
+    prompts = [{"text": text, "voice": ("Chelsie", "Ethan")[n % 2]} for n, text in enumerate(texts)]
+    params = {"thinker": {"max_tokens": 40}, "max_tokens": 100}
+    with engines(checkpoint) as model:
+        wanted = [codes_of(result) for result in model.generate(prompts, params)]
+    assert len({tuple(codes) for codes in wanted}) == 16 and max(map(len, wanted)) > 80
+    with engines(checkpoint, **STRESS.overrides) as model:
+        for _ in range(2):
+            results = model.generate(prompts, params)
+            assert [result.error for result in results] == [None] * 16
+            assert [codes_of(result) for result in results] == wanted
+        found = shown(model, "talker")
+        assert found["offset_chunk"] and found["boundary_replay"]
+
+
 SPECULATION = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2, "prompt_lookup_min": 1}
 
 
