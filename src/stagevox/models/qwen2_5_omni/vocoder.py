@@ -73,7 +73,7 @@ class Token2Wav(nn.Module):
         text = torch.cat([dit.text_embed(codes), dit.text_embed(codes, drop_code=True)])
         rope = dit.rotary_embed(text, torch.arange(length, device=codes.device).expand(2, -1))
         blocks = torch.arange(length, device=codes.device) // self.block
-        apart = (blocks - blocks.unsqueeze(1)).expand(2, dit.num_attention_heads, length, length)
+        apart = (blocks - blocks.unsqueeze(1)).view(1, 1, length, length)  # the same for both flows and all heads
 
         def flow(time: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
             embedded = dit.time_embed(time.reshape(1))
