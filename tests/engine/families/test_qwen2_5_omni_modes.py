@@ -17,11 +17,9 @@ SMALL = 9
 
 MODES = [
     Mode(budget=8, asynchronous=True),
-    Mode(budget=8, blocks=SMALL),
-    Mode(budget=8, blocks=SMALL, prefix=True, asynchronous=True),
-    Mode(budget=32, prefix=True),
+    Mode(budget=8, blocks=SMALL, prefix=True),
     Mode(budget=32, blocks=SMALL, asynchronous=True),
-    Mode(blocks=SMALL, prefix=True, asynchronous=True),
+    Mode(budget=32, prefix=True, asynchronous=True),
 ]
 
 DRAWN = {"temperature": 0.9, "seed": 5, "min_tokens": 100, "max_tokens": 110}
