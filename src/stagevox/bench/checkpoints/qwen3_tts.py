@@ -246,5 +246,7 @@ def _tensor(seed: int, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         return dense(seed, name, shape, LOUDNESS)
     if re.match(r"decoder\.(decoder\.\d+\.block\.1|upsample\.\d+\.0)\.conv", name):
         # Transposed: inputs come first; two of them meet in a sample where the kernel is twice the stride.
-        return normal(seed, name, shape, 1.2 / math.sqrt(2 * shape[0]))
+        return normal(seed, name, shape, 0.9 / math.sqrt(2 * shape[0]))
+    if name.startswith("decoder.decoder"):
+        return dense(seed, name, shape, 0.6)  # its residual units add up
     return dense(seed, name, shape, 1.2)
