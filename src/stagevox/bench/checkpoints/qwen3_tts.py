@@ -12,7 +12,10 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from .qwen3_tts_layout import Shapes, speech_tokenizer_shapes, talker_shapes
+from stagevox.models.qwen3_talker.layout import Shapes
+from stagevox.models.qwen3_tts.layout import talker_shapes, vocoder_shapes
+
+from .mimi_layout import mimi_encoder_shapes
 from .tokenizer import special_id, write_tokenizer
 from .weights import dense, normal, write_shards
 
@@ -212,7 +215,8 @@ def write(folder: Path, seed: int = 0) -> Path:
     speech.mkdir(exist_ok=True)
     _json(speech / "config.json", SPEECH_TOKENIZER)
     _json(speech / "preprocessor_config.json", FEATURES)
-    save_file(_fill(seed, speech_tokenizer_shapes(SPEECH_TOKENIZER)), speech / "model.safetensors", metadata={"format": "pt"})
+    shapes = vocoder_shapes(SPEECH_TOKENIZER["decoder_config"]) | mimi_encoder_shapes(SPEECH_TOKENIZER["encoder_config"])
+    save_file(_fill(seed, shapes), speech / "model.safetensors", metadata={"format": "pt"})
     return folder
 
 
