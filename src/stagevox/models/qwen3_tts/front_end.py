@@ -134,10 +134,12 @@ class Qwen3TTSFrontEnd:
 
     def _check_tokenizer(self, path: Path, config: Mapping[str, Any]) -> None:
         names = {"im_start_token_id": "<|im_start|>", "im_end_token_id": "<|im_end|>", **MARKS}
+        vocabulary = self._tokenizer.get_vocab()
         for key, name in names.items():
-            found, wanted = self._tokenizer.convert_tokens_to_ids(name), require(path, config, key)
-            if found != wanted:
-                raise CheckpointError("model", f"{path}: {key} is {wanted}, the tokenizer has {name!r} at {found}")
+            if name not in vocabulary:
+                raise CheckpointError("model", f"{path.parent}: the tokenizer lacks {name}, the config's {key}")
+            if vocabulary[name] != (wanted := require(path, config, key)):
+                raise CheckpointError("model", f"{path}: {key} is {wanted}, the tokenizer has {name} at {vocabulary[name]}")
         rows = self._talker["text_vocab_size"]
         if len(self._tokenizer) > rows:
             raise CheckpointError("model", f"{path}: the tokenizer has {len(self._tokenizer)} tokens, text_vocab_size is {rows}")
