@@ -190,3 +190,14 @@ def test_bad_windows_are_refused(tmp_path):
             adapter(**options)
     with pytest.raises(CheckpointError, match=r"config.json can't be read"):
         Code2WavInput(Path(tmp_path))
+
+
+def test_the_convolutions_reach_no_further_than_said(model):
+    """A change of the latents changes samples up to ``reach`` frames later, and none after."""
+    decoder = model.decoder
+    latents = torch.randn(1, 40, 48, generator=torch.Generator().manual_seed(1))
+    changed = latents.clone()
+    changed[0, 5] += 1
+    frames = (decoder.samples(latents) != decoder.samples(changed))[0].view(40, FRAME).any(1).nonzero()[:, 0]
+    assert frames.min() == 5 and frames.max() <= 5 + decoder.reach
+    assert decoder.reach <= 12 and frames.max() >= 5 + decoder.reach - 3, "much more is computed than is seen"
