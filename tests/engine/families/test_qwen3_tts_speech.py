@@ -86,6 +86,23 @@ def test_the_end_comes_no_earlier_than_the_reference_lets_it(omni):
     assert_golden(name, results[0])
 
 
+def test_an_end_before_the_first_frame_is_an_end(omni):
+    """Only the least length keeps this request's first token from being the end: without it nothing is spoken, and nothing waits."""
+    made = Blueprint.of(str(checkpoint()), {"talker": {"max_model_len": 128}, "code2wav": {"max_model_len": 128}})
+    talker, code2wav = made.topology.stages
+    loose = {key: value for key, value in talker.constraints.items() if key != "min_tokens"}
+    stages = (dataclasses.replace(talker, constraints=loose), code2wav)
+    with Omni(dataclasses.replace(made, topology=dataclasses.replace(made.topology, stages=stages))) as other:
+        results, _ = speak(other, ["end first", "plain"])
+        other.assert_idle()
+    silent, spoken = results
+    assert (silent.finish_reason, silent.error, len(silent.codes), len(silent.audio)) == ("stop", None, 0, 0)
+    assert_golden("plain", spoken)
+    results, _ = speak(omni, ["end first"])
+    assert_golden("end first", results[0])
+    assert len(results[0].codes) >= 2
+
+
 @pytest.mark.covers("PC-13")
 def test_chunked_prefill_down_to_a_one_token_tail(omni):
     names = ["one token", "two tokens", "plain", "dialect", "long streaming"]
