@@ -17,7 +17,7 @@ from stagevox.models.qwen3_tts.layout import ENCODING, talker_shapes, vocoder_sh
 from stagevox.models.qwen3_tts.talker import Qwen3TTSTalkerForConditionalGeneration
 from stagevox.models.qwen3_tts.topology import topology
 from stagevox.stage.vllm_config import make_config
-from support.qwen3_tts import GOLDEN, checkpoint
+from support.qwen3_tts import GOLDEN, checkpoint, golden, prompt
 from support.vllm_layers import one_rank
 
 PUBLISHED = json.loads((GOLDEN / "parameters.json").read_text(encoding="utf-8"))
@@ -228,6 +228,20 @@ def test_another_kind_of_model_is_refused(folder, change, message):
     edit(folder / "config.json", lambda value: value.update(change))
     with pytest.raises(UnknownModelError, match=message):
         Blueprint.of(str(folder))
+
+
+def test_a_tokenizer_of_plain_files_is_read_too(folder):
+    """Vocabulary and merges, with the special tokens in the tokenizer's config."""
+    from stagevox.bench.checkpoints.qwen3_tts import SPECIALS
+    from stagevox.bench.checkpoints.tokenizer import BASE
+
+    (folder / "tokenizer.json").unlink()
+    plain = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False, "special": True}
+    tokens = {str(BASE + index): {"content": token, **plain} for index, token in enumerate(SPECIALS)}
+    edit(folder / "tokenizer_config.json", lambda value: value.update(added_tokens_decoder=tokens))
+    ours, other = (Blueprint.of(str(place)).front_end for place in (checkpoint(), folder))
+    for name in golden()["cases"]:
+        assert other.admit("a", prompt(name)).cache_salt == ours.admit("a", prompt(name)).cache_salt
 
 
 def test_a_small_model_follows_no_instructions(folder):

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 from vllm.config import VllmConfig
 
-from stagevox.contract import NUM_COMPUTED_TOKENS, SAMPLE_RATE, WAVEFORM, OmniOutput
+from stagevox.contract import NUM_COMPUTED_TOKENS, SAMPLE_RATE, WAVEFORM, OmniOutput, OwnedBatchTensor
 from stagevox.errors import CheckpointError, ContractError, MissingStateError
 
 from .decoder import SpeechDecoder
@@ -93,7 +93,7 @@ class Qwen3TTSCode2Wav(nn.Module):
             made = self._decode(pieces, [model_intermediate_buffer[piece.request][CODES_STATE] for piece in pieces])
             for piece, samples in zip(pieces, made, strict=True):
                 waves[piece.request].append(samples)
-        joined = [torch.cat(parts) if parts else _NO_SAMPLES for parts in waves]
+        joined = [OwnedBatchTensor(torch.cat(parts)) if parts else _NO_SAMPLES for parts in waves]
         outputs = {WAVEFORM: joined, SAMPLE_RATE: [self.config.output_sample_rate] * len(joined)}
         return OmniOutput(torch.zeros(len(positions), 1, device=positions.device), outputs if joined else None)
 
@@ -125,7 +125,7 @@ class Qwen3TTSCode2Wav(nn.Module):
         samples = self.decoder.samples(pad_sequence(seen, batch_first=True))
         rate = self.decoder.samples_per_frame
         return [
-            row[(piece.start - piece.first - first) * rate : (end - first) * rate].clone()
+            row[(piece.start - piece.first - first) * rate : (end - first) * rate]
             for row, piece, (first, end) in zip(samples, pieces, bounds, strict=True)
         ]
 
