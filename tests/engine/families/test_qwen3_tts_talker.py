@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from typing import Any
 
@@ -117,7 +118,7 @@ def test_rows_go_by_absolute_position(model, front_end, weights, config, name):
     assert len(wanted) == length + FRAMES
     wide = next(model.parameters()).dtype == torch.float32
     tolerance = {"atol": 1e-5, "rtol": 0} if wide else {"atol": 0.2, "rtol": 0.02}  # rows differ by about 1
-    before = {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in state.items()}
+    before = copy.deepcopy(state)
     text_end = length + len(state["trailing_ids"])
     spans = [(0, length), (0, length - 1), (length - 1, length), (0, 1), (0, length + FRAMES)]
     spans += [(length - 2, length + 3), (length, length + 1), (text_end - 1, text_end + 3), (text_end + 2, text_end + 5)]
@@ -164,9 +165,9 @@ def test_conditioning_that_is_not_whole_raises(model, front_end):
     with pytest.raises(ContractError, match="18 text ids, 2 control codes"):
         rows(model, state | {"codec_ids": state["codec_ids"][:2]}, length, 0, 2)
     for change, message in (
-        ({"text_ids": state["text_ids"] + 1000}, "text ids .* outside 0 to 703"),
-        ({"text_ids": state["text_ids"] - 1000}, "text ids .* outside 0 to 703"),
-        ({"codec_ids": state["codec_ids"] + 2000}, "codec_ids .* outside -1 to 1279"),
+        ({"text_ids": [1000 + each for each in state["text_ids"]]}, "text ids .* outside 0 to 703"),
+        ({"text_ids": [each - 1000 for each in state["text_ids"]]}, "text ids .* outside 0 to 703"),
+        ({"codec_ids": [2000 + each for each in state["codec_ids"]]}, "codec_ids .* outside -1 to 1279"),
         ({"pad_id": 99999}, "text ids .* to 99999 outside"),
     ):
         with pytest.raises(ContractError, match=message):
@@ -191,7 +192,7 @@ def test_placeholders_are_never_sampled(model, front_end):
 def test_prompts_are_the_references(front_end, name):
     """Token ids of the reference's own processor, found again in our payload."""
     payload, given = front_end.admit("a", prompt(name)).payload, case(name)
-    ids = [*payload["text_ids"].tolist(), *payload["trailing_ids"].tolist()]
+    ids = [*payload["text_ids"], *payload["trailing_ids"]]
     assert ids[: len(given["instruct_ids"]) + 3] == [*given["instruct_ids"], *given["text_ids"][:3]]
     body = given["text_ids"][3:-5]
     assert any(ids[start : start + len(body)] == body for start in range(len(ids)))
