@@ -123,17 +123,26 @@ def margins() -> Iterator[dict[int, float]]:
         torch.argmax = argmax
 
 
-def speak(model: Any, case: Case) -> dict[str, Any]:
-    """One case through the official entry point, greedy."""
+def load(checkpoint: str) -> Any:
+    """The official model, float32 on one thread."""
+    stand_in()
+    import transformers
+    from qwen_tts import Qwen3TTSModel
+
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    return Qwen3TTSModel.from_pretrained(checkpoint, dtype=torch.float32, attn_implementation="sdpa")
+
+
+def generate(model: Any, cases: list[Case]) -> tuple[list[Any], dict[str, Any]]:
+    """Cases of one length and text mode through the official entry point, greedy; waveforms, and what the model was given and made."""
     kept: dict[str, Any] = {}
-    generate: Callable[..., Any] = model.model.generate
+    inner: Callable[..., Any] = model.model.generate
 
     def watched(**options: Any) -> Any:
-        kept["ids"] = options["input_ids"][0][0].tolist()
-        instruct = options["instruct_ids"][0]
-        kept["instruct_ids"] = [] if instruct is None else instruct[0].tolist()
-        result = generate(**options)
-        kept["codes"] = result[0][0]
+        kept["options"] = options
+        result = inner(**options)
+        kept["codes"] = result[0]
         return result
 
     model.model.generate = watched
@@ -141,28 +150,48 @@ def speak(model: Any, case: Case) -> dict[str, Any]:
         ("top_k", "top_p", "temperature", "subtalker_top_k", "subtalker_top_p", "subtalker_temperature"), None
     )
     try:
-        with margins() as smallest:
-            waves, rate = model.generate_custom_voice(
-                case["text"],
-                speaker=case["voice"],
-                language=case["language"],
-                instruct=case["instruct"],
-                non_streaming_mode=not case["streaming_text"],
-                do_sample=False,
-                subtalker_dosample=False,
-                repetition_penalty=1.05,
-                max_new_tokens=case["max_new_tokens"],
-                **nothing,
-            )
+        waves, _ = model.generate_custom_voice(
+            [case["text"] for case in cases],
+            speaker=[case["voice"] for case in cases],
+            language=[case["language"] for case in cases],
+            instruct=[case["instruct"] for case in cases],
+            non_streaming_mode=not cases[0]["streaming_text"],
+            do_sample=False,
+            subtalker_dosample=False,
+            repetition_penalty=1.05,
+            max_new_tokens=cases[0]["max_new_tokens"],
+            **nothing,
+        )
     finally:
-        model.model.generate = generate
+        model.model.generate = inner
+    return waves, kept
+
+
+def speak(model: Any, case: Case) -> dict[str, Any]:
+    """One case, with its margins."""
+    with margins() as smallest:
+        waves, kept = generate(model, [case])
+    instruct = kept["options"]["instruct_ids"][0]
     widths = sorted(smallest)
-    return kept | {
+    return {
+        "ids": kept["options"]["input_ids"][0][0].tolist(),
+        "instruct_ids": [] if instruct is None else instruct[0].tolist(),
+        "codes": kept["codes"][0],
         "wave": torch.from_numpy(waves[0]),
-        "rate": rate,
         "residual": smallest[widths[0]],
         "layer 0": smallest[widths[1]],
     }
+
+
+def speaker(checkpoint: str) -> Callable[[list[Case]], list[list[list[int]]]]:
+    """For ``speak.py``."""
+    model = load(checkpoint)
+
+    def answer(prompts: list[Case]) -> list[list[list[int]]]:
+        cases = [DEFAULTS | prompt | {"max_new_tokens": prompt["frames"] + 1} for prompt in prompts]
+        return [codes.tolist() for codes in generate(model, cases)[1]["codes"]]
+
+    return answer
 
 
 def summary(wave: torch.Tensor) -> dict[str, Any]:
@@ -207,16 +236,12 @@ def parameters() -> dict[str, Any]:
 
 
 def main(checkpoint: str, out: str, digest: str) -> None:
-    stand_in()
+    model = load(checkpoint)
     import transformers
-    from qwen_tts import Qwen3TTSModel
     from safetensors import safe_open
     from safetensors.torch import save_file
 
-    transformers.logging.set_verbosity_error()
-    torch.set_num_threads(1)
     folder, golden = Path(checkpoint), Path(out)
-    model = Qwen3TTSModel.from_pretrained(checkpoint, dtype=torch.float32, attn_implementation="sdpa")
     for part, files in (
         (model.model, folder.glob("*.safetensors")),
         (model.model.speech_tokenizer.model, folder.glob("speech_tokenizer/*.safetensors")),
