@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
@@ -97,8 +98,11 @@ class Reference:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._child.stdin.close()  # type: ignore[union-attr]
+        assert self._child.stdin is not None and self._child.stdout is not None
+        with suppress(BrokenPipeError):  # it ended before it had read all
+            self._child.stdin.close()
         self._child.wait(timeout=60)
+        self._child.stdout.close()
 
 
 def main() -> None:
