@@ -147,7 +147,7 @@ def pack(sources: Sequence[torch.Tensor]) -> torch.Tensor:
 
     Sources come with the largest elements first, so that each starts at a multiple of its element's size.
     """
-    return torch.cat([source.reshape(-1).view(torch.uint8) for source in sources])
+    return torch.cat([source.contiguous().view(-1).view(torch.uint8) for source in sources])
 
 
 def unpack(packed: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
