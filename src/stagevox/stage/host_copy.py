@@ -2,7 +2,7 @@
 
 On CUDA the sources are packed into one tensor on a side stream, so that one copy into pinned memory serves them all, whatever their
 strides. The side stream waits for the streams that made the sources; what those streams do next waits for the packing, where a
-source may be written again. On a CPU a source is cloned, or handed over if it was given away.
+source may be written again. On a CPU a source is cloned, or handed over if it was given away; from other devices it is fetched at once.
 """
 
 from __future__ import annotations
@@ -71,8 +71,11 @@ class HostCopyBatch:
         for batch in self._batches.values():
             batch.start()
         for copy in self._copies:
-            assert copy.source is not None
-            copy.finish(copy.source if copy.owned else copy.source.clone(memory_format=torch.contiguous_format))
+            source = _source(copy)
+            if source.device.type != "cpu":
+                copy.finish(source.cpu())
+            else:
+                copy.finish(source if copy.owned else source.clone(memory_format=torch.contiguous_format))
         self._copies = []
 
     def wait(self) -> None:
@@ -91,7 +94,7 @@ class _DeviceBatch:
         self._copies: list[HostCopy] = []
         self._made: dict[torch.cuda.Stream, torch.cuda.Event] = {}
         """By stream: a point behind all sources that it made."""
-        self._reused: set[torch.cuda.Stream] = set()
+        self._reused: dict[torch.cuda.Stream, None] = {}
         """Streams that may write a source again."""
         self._done: torch.cuda.Event | None = None
         self._host: torch.Tensor | None = None
@@ -103,7 +106,7 @@ class _DeviceBatch:
             event = self._made[stream] = torch.cuda.Event()
         event.record(stream)
         if not copy.owned:
-            self._reused.add(stream)
+            self._reused[stream] = None
         self._copies.append(copy)
 
     def start(self) -> None:
