@@ -94,7 +94,7 @@ def _materialisation(spec: StageSpec) -> str:
     """Where the stage's outputs are made."""
     chosen = spec.engine_extras.get("output_materialisation", INLINE)
     if chosen not in MODES:
-        raise ConfigError(f"{spec.name}.output_materialisation", f"not {chosen!r}", MODES)
+        raise ConfigError(f"{spec.name}.engine_extras.output_materialisation", f"not {chosen!r}", MODES)
     return str(chosen)
 
 

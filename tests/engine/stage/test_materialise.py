@@ -347,5 +347,7 @@ def test_nothing_to_hand_out_starts_no_thread(engine, prompt, async_scheduling):
 
 
 def test_another_way_is_refused(checkpoints):
-    with pytest.raises(ConfigError, match=r"^toy\.output_materialisation: not 'later' \(allowed: inline, background\)$"):
+    with pytest.raises(
+        ConfigError, match=r"^toy\.engine_extras\.output_materialisation: not 'later' \(allowed: inline, background\)$"
+    ):
         make_config(spec_of(checkpoints["ToyMTP"], engine_extras={"output_materialisation": "later"}), {})

@@ -4,13 +4,15 @@ import gc
 import threading
 import weakref
 from types import SimpleNamespace
+from typing import get_args
 
 import pytest
 import torch
 
+from stagevox.config.deploy import Extras
 from stagevox.contract import CODES, OwnedBatchTensor, RowPhase
 from stagevox.errors import HookCountError, HookRaisedError
-from stagevox.stage.materialise import Materialiser
+from stagevox.stage.materialise import MODES, Materialiser
 from stagevox.stage.outputs import OutputMemory, plan_outputs
 from stagevox.stage.wire import OmniAsyncOutput
 from tests.unit.stage.toy import BatchMTPModel, Steps
@@ -225,3 +227,8 @@ def test_the_runners_next_step_runs_before_the_outputs_of_the_last_are_made():
 
 def state_of(hidden):
     return SimpleNamespace(hidden_states=hidden, scheduler_output=SimpleNamespace(scheduled_spec_decode_tokens={}))
+
+
+def test_a_deploy_file_knows_the_same_ways():
+    choices = get_args(get_args(Extras.model_fields["output_materialisation"].annotation)[0])
+    assert choices == MODES
