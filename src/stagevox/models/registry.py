@@ -13,6 +13,9 @@ from .checkpoint import read_json
 ARCHITECTURES = {
     "MiniTalkerForCausalLM": "stagevox.models.mini.talker:MiniTalkerForCausalLM",
     "MiniCode2Wav": "stagevox.models.mini.code2wav:MiniCode2Wav",
+    "Qwen2_5OmniThinker": "stagevox.models.qwen2_5_omni.thinker:Qwen2_5OmniThinker",
+    "Qwen2_5OmniTalker": "stagevox.models.qwen2_5_omni.talker:Qwen2_5OmniTalker",
+    "Qwen2_5OmniToken2Wav": "stagevox.models.qwen2_5_omni.code2wav:Qwen2_5OmniToken2Wav",
 }
 
 
@@ -32,7 +35,9 @@ def register_models() -> None:
 PACKAGED = ("mini",)
 """Models that ship with stagevox."""
 
-FAMILIES: dict[str, str] = {}
+FAMILIES: dict[str, str] = {
+    "qwen2_5_omni": "stagevox.models.qwen2_5_omni.topology",
+}
 """``model_type`` in a checkpoint's ``config.json`` to the module whose ``topology(folder)`` gives its stages."""
 
 
