@@ -70,6 +70,7 @@ def make_config(spec: StageSpec, overrides: Mapping[str, Any], *, record: bool =
         extra_token=spec.extra_token,
         output_materialisation=_materialisation(spec),
         has_talker_mtp=capabilities.has_talker_mtp,
+        mtp_request_info=capabilities.mtp_request_info,
         has_preprocess=capabilities.has_preprocess,
     )
     args = EngineArgs(
