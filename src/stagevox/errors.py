@@ -8,6 +8,7 @@
     │   ├── VocabularyError        a text the voice has no words for
     │   ├── TextTooLongError
     │   ├── UnknownVoiceError
+    │   ├── BadMediaError          an image, a sound or a video that can't be read
     │   └── BadParameterError      temperature, seed, max_tokens, ...
     ├── ConfigError                the operator's input, found before an engine starts; .field, .allowed
     │   ├── UnknownModelError
@@ -69,6 +70,10 @@ class TextTooLongError(BadRequestError):
 
 class UnknownVoiceError(BadRequestError):
     """No such voice."""
+
+
+class BadMediaError(BadRequestError):
+    """An image, a sound or a video is empty, damaged or of no known kind."""
 
 
 class BadParameterError(BadRequestError):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # these import torch, which reads the environment that is set
     from stagevox.pipeline.stage import Stage
 
 Prompt = str | Mapping[str, Any]
-"""A text, or a mapping with ``text`` and perhaps ``voice``."""
+"""A text, or a mapping with the fields that the model's front end knows, such as ``text`` and ``voice``."""
 
 OnEvent = Callable[[ClientEvent], None]
 
@@ -204,7 +204,7 @@ class Omni:
 
     def _submit(self, driver: InlineDriver, prompt: Prompt, params: Mapping[str, Any] | None) -> _Answer:
         self._count += 1
-        answer = _Answer(f"omni-{self._count}", self._blueprint)
+        answer = _Answer(f"omni-{self._count}", prompt, self._blueprint)
         try:
             driver.submit(self._blueprint.admit(answer.req_id, prompt, params))
         except StagevoxError as error:
@@ -215,10 +215,11 @@ class Omni:
 class _Answer:
     """Collects the outputs of one prompt."""
 
-    def __init__(self, req_id: str, blueprint: Blueprint) -> None:
+    def __init__(self, req_id: str, prompt: Prompt, blueprint: Blueprint) -> None:
         from stagevox.contract import CODES, WAVEFORM
 
         self.req_id = req_id
+        self._prompt = prompt if isinstance(prompt, Mapping) else {"text": prompt}
         self.reason: str | None = None
         self.error: StagevoxError | None = None
         self._keys = CODES, WAVEFORM
@@ -256,7 +257,7 @@ class _Answer:
     def result(self, stats: tuple[StageStats, ...]) -> OmniResult:
         assert self.reason is not None
         return OmniResult(
-            text=self._front_end.reply_text(self._token_ids) if self._token_ids else "",
+            text=self._front_end.reply_text(self._token_ids, self._prompt) if self._token_ids else "",
             audio=self._samples.joined(),
             sample_rate=self._samples.sample_rate,
             codes=np.concatenate(self._codes) if self._codes else np.zeros((0, 0), dtype=np.int64),

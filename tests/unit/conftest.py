@@ -8,7 +8,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from stagevox.config.topology import StageSpec, Topology
+from stagevox.config.topology import StageSpec, Topology, text_of
 from stagevox.connectors.chunks import LEFT_CONTEXT, FrameChunks, WholeReply
 from stagevox.contract import CODES, WAVEFORM, StageExecutionType
 from stagevox.errors import EmptyTextError, UnknownModelError, UnknownVoiceError, VocabularyError
@@ -123,7 +123,7 @@ class FakeStage:
 def make_fake_stages(**options):
     """A Thinker, a Talker (3 rows a token) and a Code2Wav."""
     return [
-        FakeStage("thinker", WholeReply(join), **options),
+        FakeStage("thinker", WholeReply(concat=join), **options),
         FakeStage("talker", FrameChunks("rows", (2, 4, 8), context=3, concat=join), factor=3, **options),
         FakeStage("code2wav", whole=False, **options),
     ]
@@ -160,11 +160,13 @@ class FakeFrontEnd:
 
     voices = ("slt", "kal")
     sample_rate = 100
+    fields = ("text", "voice")
 
     def __init__(self, checkpoint):
         self.checkpoint = checkpoint
 
-    def admit(self, req_id, text, voice):
+    def admit(self, req_id, prompt):
+        text, voice = text_of(prompt, self.voices)
         if not text.strip():
             raise EmptyTextError("text", "empty")
         if voice is not None and voice not in self.voices:
@@ -173,7 +175,7 @@ class FakeFrontEnd:
             raise VocabularyError("text", f"can't say {text!r}")
         return StageRequest(req_id, [ord(letter) for letter in text], options={"voice": voice or "slt"})
 
-    def reply_text(self, token_ids):
+    def reply_text(self, token_ids, prompt):
         return f"{len(token_ids)} letters"
 
 

@@ -239,10 +239,10 @@ def test_bad_chunks_are_refused(chunk):
 def test_the_front_end_admits_and_reads_back():
     front_end = MiniFrontEnd()
     tokenizer = ThinkerTokenizer()
-    request = front_end.admit("r", "Hello, good morning!", None)
+    request = front_end.admit("r", {"text": "Hello, good morning!"})
     assert request.prompt_token_ids == tokenizer.encode("hello good morning")
     assert request.options == {"voice": "slt"}
-    assert front_end.reply_text([tokenizer.tokens.index("hello"), tokenizer.eos_id]) == "hello"
+    assert front_end.reply_text([tokenizer.tokens.index("hello"), tokenizer.eos_id], {}) == "hello"
     assert (front_end.voices, front_end.sample_rate) == (("slt",), 16000)
 
 
@@ -257,7 +257,7 @@ def test_the_front_end_admits_and_reads_back():
 )
 def test_the_front_end_refuses_before_any_engine_works(text, voice, error):
     with pytest.raises(error) as caught:
-        MiniFrontEnd().admit("r", text, voice)
+        MiniFrontEnd().admit("r", {"text": text, "voice": voice})
     assert caught.value.field in ("text", "voice")
     if error is UnknownVoiceError:
         assert caught.value.allowed == ("slt",)

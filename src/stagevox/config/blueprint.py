@@ -13,8 +13,6 @@ from .objects import load_attribute
 from .sampling import check_sampling
 from .topology import FrontEnd, Topology
 
-PROMPT_FIELDS = ("text", "voice")
-
 
 @dataclass(frozen=True, slots=True)
 class Blueprint:
@@ -68,19 +66,14 @@ class Blueprint:
                 check_engine_args(stage, arguments)
 
     def admit(self, req_id: str, prompt: str | Mapping[str, Any], sampling: Mapping[str, Any] | None) -> OmniRequest:
-        """Make a request of a prompt: a text, or a mapping with ``text`` and perhaps ``voice``.
+        """Make a request of a prompt: a text, or a mapping with the fields that the model's front end knows.
 
         Raises:
             BadRequestError: a prompt or parameter that can't be served; ``field`` names it.
         """
         fields: Mapping[str, Any] = prompt if isinstance(prompt, Mapping) else {"text": prompt}
         for key in fields:
-            if key not in PROMPT_FIELDS:
-                raise BadParameterError(f"prompt.{key}", "no such field", PROMPT_FIELDS)
-        text, voice = fields.get("text"), fields.get("voice")
-        if not isinstance(text, str):
-            raise BadParameterError("text", f"not a text but a {type(text).__name__}")
-        if not (voice is None or isinstance(voice, str)):
-            raise BadParameterError("voice", f"not a name but a {type(voice).__name__}", self.front_end.voices)
+            if key not in self.front_end.fields:
+                raise BadParameterError(f"prompt.{key}", "no such field", self.front_end.fields)
         checked = check_sampling(sampling, self.stages)
-        return OmniRequest(self.front_end.admit(req_id, text, voice), sampling=checked)
+        return OmniRequest(self.front_end.admit(req_id, fields), sampling=checked)

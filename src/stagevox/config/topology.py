@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from stagevox.connectors.base import Chunk
 from stagevox.contract import StageExecutionType
+from stagevox.errors import BadParameterError
 from stagevox.stage.payload import StageInput, StageRequest
 
 
@@ -30,9 +31,22 @@ class StageSpec:
     constraints: Mapping[str, Any] = field(default_factory=dict)
     """``SamplingParams`` fields of the model that no client can undo, such as ``stop_token_ids``."""
     chunk_processor: str | None = None
-    """``module:Class`` of the :class:`ChunkProcessor` that cuts this stage's output for the next one."""
+    """``module:Class`` of the :class:`ChunkProcessor` that cuts this stage's output for the next one; made with the folder
+    ``checkpoint`` and, as keywords, ``chunk_options``."""
+    chunk_options: Mapping[str, Any] = field(default_factory=dict)
+    """Plain values, such as the sizes of chunks."""
     input_adapter: str | None = None
-    """``module:Class`` of the :class:`InputAdapter` that reads upstream chunks; None for the first stage."""
+    """``module:Class`` of the :class:`InputAdapter` that reads upstream chunks, made with the folder ``checkpoint`` and, as
+    keywords, ``input_options``; None for the first stage."""
+    input_options: Mapping[str, Any] = field(default_factory=dict)
+    """Plain values, such as a left context."""
+    config_part: str | None = None
+    """Several stages may share one checkpoint: the part of ``config.json`` that is this stage's, such as ``talker_config``."""
+    architecture: str | None = None
+    """The name of the stage's model class in the registry; None for the one in ``config.json``."""
+    extra_token: bool = False
+    """A sampled token has exported rows only once it was fed. True lets the engine sample one token more than
+    ``max_tokens`` and throw it away, so that every token that is returned has its rows."""
 
 
 class InputAdapter(Protocol):
@@ -52,14 +66,32 @@ class FrontEnd(Protocol):
 
     voices: tuple[str, ...]
     sample_rate: int
+    fields: tuple[str, ...]
+    """The keys that a prompt may have."""
 
-    def admit(self, req_id: str, text: str, voice: str | None) -> StageRequest:
-        """Check a text and make the first stage's request; raises :class:`stagevox.errors.BadRequestError`."""
+    def admit(self, req_id: str, prompt: Mapping[str, Any]) -> StageRequest:
+        """Check a prompt, whose keys are among :attr:`fields`, and make the first stage's request.
+
+        Raises :class:`stagevox.errors.BadRequestError`; ``field`` names the key.
+        """
         ...
 
-    def reply_text(self, token_ids: list[int]) -> str:
-        """The first stage's tokens as the text that is spoken."""
+    def reply_text(self, token_ids: list[int], prompt: Mapping[str, Any]) -> str:
+        """The text that is spoken: the first stage's tokens, or the prompt's own text if no stage writes one."""
         ...
+
+
+def text_of(prompt: Mapping[str, Any], voices: Sequence[str]) -> tuple[str, str | None]:
+    """The ``text`` and ``voice`` of a prompt; raises :class:`BadParameterError` for values of another type.
+
+    Which voices there are is for the front end to check: it may take aliases.
+    """
+    text, voice = prompt.get("text"), prompt.get("voice")
+    if not isinstance(text, str):
+        raise BadParameterError("text", f"not a text but a {type(text).__name__}")
+    if not (voice is None or isinstance(voice, str)):
+        raise BadParameterError("voice", f"not a name but a {type(voice).__name__}", voices)
+    return text, voice
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,5 +103,7 @@ class Topology:
     front_end: str
     """``module:Class`` of the :class:`FrontEnd`; made with the topology's ``checkpoint`` folder."""
     checkpoint: Path
+    text_stage: str | None = None
+    """The stage that writes the text of a reply; None for a model that speaks the prompt's own text."""
     warm_up: str | None = None
     """A text to speak once at load, so that no caller's request pays for the first use of every kernel."""

@@ -52,7 +52,10 @@ class Connector(ABC):
 
 
 class ChunkProcessor(ABC):
-    """Decides, on the producing stage, when a request's output makes a whole chunk (one instance a stage)."""
+    """Decides, on the producing stage, when a request's output makes a whole chunk.
+
+    One instance a stage, made with the stage's checkpoint folder and its ``chunk_options``.
+    """
 
     requires_token_updates = False
     """True to be called with newly sampled ids on steps that carry no tensor payload (RT-5)."""

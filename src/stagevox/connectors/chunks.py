@@ -8,6 +8,7 @@ need ``len``, slicing and the injected ``concat``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from .base import Chunk, ChunkProcessor
@@ -39,7 +40,7 @@ class WholeReply(ChunkProcessor):
 
     requires_token_updates = True
 
-    def __init__(self, concat: Concat = torch_concat) -> None:
+    def __init__(self, checkpoint: Path | None = None, *, concat: Concat = torch_concat) -> None:
         self._concat = concat
         self._open: dict[str, tuple[list[int], dict[str, list[Any]]]] = {}
 

@@ -15,12 +15,24 @@ from .hooks import (
     TalkerMTP,
     Update,
 )
-from .outputs import CODES, SAMPLE_RATE, WAVEFORM, OmniOutput, OwnedBatchTensor, merge_update
+from .outputs import (
+    CODES,
+    HIDDEN,
+    MROPE_POSITIONS,
+    SAMPLE_RATE,
+    WAVEFORM,
+    OmniOutput,
+    OwnedBatchTensor,
+    RowsAt,
+    merge_update,
+)
 from .phase import IS_PREFILL, NUM_COMPUTED_TOKENS, PHASE_FIELDS, PROMPT_LEN, RowPhase
 
 __all__ = [
     "CODES",
+    "HIDDEN",
     "IS_PREFILL",
+    "MROPE_POSITIONS",
     "MTP_INPUTS",
     "NUM_COMPUTED_TOKENS",
     "PHASE_FIELDS",
@@ -39,6 +51,7 @@ __all__ = [
     "PreprocessDecodeBatch",
     "RowPhase",
     "RowResult",
+    "RowsAt",
     "StageExecutionType",
     "TalkerMTP",
     "Update",

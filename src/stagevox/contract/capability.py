@@ -28,6 +28,8 @@ class Capabilities:
     has_preprocess_batch: bool
     has_talker_mtp: bool
     """``talker_mtp`` is callable: the runner completes frames between preprocess and forward."""
+    mtp_request_info: bool
+    """``talker_mtp`` wants to know whose rows it is given: it gets ``req_infos``."""
     has_make_omni_output: bool
     include_hidden: bool
     """``omni_pooler_payload_include_hidden``: hidden rows cross to the next stage (RT-4)."""
@@ -52,6 +54,7 @@ class Capabilities:
             has_decode_batch=flag("has_preprocess") and hook("preprocess_decode_batch"),
             has_preprocess_batch=hook("preprocess_batch"),
             has_talker_mtp=hook("talker_mtp"),
+            mtp_request_info=flag("mtp_request_info"),
             has_make_omni_output=hook("make_omni_output"),
             include_hidden=flag("omni_pooler_payload_include_hidden"),
             supports_multi_step_decode=flag("supports_multi_step_decode"),

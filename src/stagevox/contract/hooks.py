@@ -80,7 +80,11 @@ class TalkerMTP(Protocol):
     def talker_mtp(
         self, input_ids: torch.Tensor, input_embeds: torch.Tensor, last_hidden: torch.Tensor, text_step: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Layer-0 codes ``input_ids [N]``, sampled from ``last_hidden [N, H]``, become ``(embeds [N, H], codes [N, Q])``."""
+        """Layer-0 codes ``input_ids [N]``, sampled from ``last_hidden [N, H]``, become ``(embeds [N, H], codes [N, Q])``.
+
+        With ``mtp_request_info = True`` a keyword ``req_infos`` has each row's state and phase, for models that draw residual codes: the
+        draw must be a function of the request's seed and the position alone.
+        """
         ...
 
 

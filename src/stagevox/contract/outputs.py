@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+
+from stagevox.errors import MissingStateError
 
 CODES = "codes.audio"
 """Key of the codec frames ``[frames, Q]`` in ``multimodal_outputs``."""
 
 WAVEFORM = "audio.waveform"
 """Key of the samples ``[samples]`` that a generation stage returns for a request's new frames."""
+
+HIDDEN = "hidden"
+"""Key of exported hidden rows ``[n, H]``. What stands under this name, or a name ``hidden.*``, crosses to the next stage and
+never reaches a client."""
+
+MROPE_POSITIONS = "mrope_positions"
+"""State: ``(positions [3, prompt length], delta)`` of a request's prompt, for a model with M-RoPE whose stage has no media to take
+them from; a generated position p has the three axes at ``p + delta``."""
 
 SAMPLE_RATE = "audio.sample_rate"
 """Key of the sample rate in Hz that goes with :data:`WAVEFORM`."""
@@ -43,17 +54,37 @@ class OwnedBatchTensor:
         self.tensor = tensor
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class RowsAt:
+    """Rows of a state tensor that comes in pieces: ``rows [n, ...]`` stand at ``first`` .. ``first + n - 1``.
+
+    In a payload it extends the tensor under its key, which models see as one tensor of all rows so far. Pieces come in order,
+    without gaps.
+    """
+
+    first: int
+    rows: torch.Tensor
+
+    def then(self, later: RowsAt) -> RowsAt:
+        """Both pieces as one; raises :class:`MissingStateError` if ``later`` doesn't start where this one ends."""
+        if later.first != self.first + len(self.rows):
+            raise MissingStateError("payload", f"rows from {later.first} on after {self.first + len(self.rows)} rows")
+        return RowsAt(self.first, torch.cat([self.rows, later.rows]))
+
+
 def merge_update(state: Mapping[str, Any], update: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``state`` with ``update`` laid over it; neither argument is changed.
 
-    Mappings present on both sides are merged field by field at any depth, so siblings survive; every other value of
-    ``update`` replaces that of ``state``. Tensors are kept by reference.
+    Mappings present on both sides are merged field by field at any depth, so siblings survive; pieces of rows are joined; every
+    other value of ``update`` replaces that of ``state``. Tensors are kept by reference.
     """
     merged = dict(state)
     for key, value in update.items():
         old = merged.get(key)
         if isinstance(value, Mapping) and isinstance(old, Mapping):
             merged[key] = merge_update(old, value)
+        elif isinstance(value, RowsAt) and isinstance(old, RowsAt):
+            merged[key] = old.then(value)
         else:
             merged[key] = value
     return merged

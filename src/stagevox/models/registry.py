@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from stagevox.config.objects import load_attribute
 from stagevox.config.topology import Topology
 from stagevox.errors import UnknownModelError
+
+from .checkpoint import read_json
 
 ARCHITECTURES = {
     "MiniTalkerForCausalLM": "stagevox.models.mini.talker:MiniTalkerForCausalLM",
@@ -29,6 +32,9 @@ def register_models() -> None:
 PACKAGED = ("mini",)
 """Models that ship with stagevox."""
 
+FAMILIES: dict[str, str] = {}
+"""``model_type`` in a checkpoint's ``config.json`` to the module whose ``topology(folder)`` gives its stages."""
+
 
 def resolve_topology(model: str | Path) -> Topology:
     """The stages behind a packaged model's name or a checkpoint folder.
@@ -42,6 +48,15 @@ def resolve_topology(model: str | Path) -> Topology:
     folder = Path(model)
     if not folder.is_dir():
         raise UnknownModelError("model", f"no model {str(model)!r}, and no such folder", PACKAGED)
+    folder = folder.resolve()
     if mini.looks_like(folder):
-        return mini.topology(folder.resolve())
-    raise UnknownModelError("model", f"{folder} holds no model of a known family", PACKAGED)
+        return mini.topology(folder)
+    config = folder / "config.json"
+    if not config.is_file():
+        raise UnknownModelError("model", f"{folder} holds no config.json, and no model of a known family", PACKAGED)
+    model_type = read_json(config).get("model_type")
+    module = FAMILIES.get(str(model_type))
+    if module is None:
+        raise UnknownModelError("model", f"{config} has model_type {model_type!r}", sorted(FAMILIES))
+    topology: Topology = load_attribute(f"{module}:topology")(folder)
+    return topology

@@ -16,6 +16,7 @@ from stagevox.config.topology import StageSpec
 from stagevox.connectors.base import Chunk
 from stagevox.errors import CapabilityError, ConfigError, StagevoxError
 
+from .media import MediaReader
 from .payload import StageInput, StageOutput, StageRequest, StepRow
 from .sampling import sampling_params
 from .vllm_config import first_reason, make_config
@@ -46,6 +47,7 @@ class StageEngine:
         self._scheduler.make_request = self._make_request
         self._unshared = itertools.count()
         self._max_model_len = config.model_config.max_model_len
+        self._media = MediaReader(spec.name, config)
 
     def add(self, request: StageRequest) -> None:
         """Register a request; it runs at once if it has a prompt, else it waits for its input."""
@@ -106,14 +108,18 @@ class StageEngine:
 
     def _make_request(self, request: StageRequest, given: StageInput) -> Request:
         fields = {**self._spec.sampling, **request.sampling, **given.sampling}
+        prompt, features = list(given.prompt_token_ids), None
+        if request.media:
+            prompt, features = self._media.read(prompt, request.media, request.media_options)
+        extra = int(self._spec.extra_token)
+        params = sampling_params(fields, self._spec.constraints, max(1, self._max_model_len - len(prompt) - extra))
+        params.max_tokens += extra
         made, _ = self._core.preprocess_add_request(
             EngineCoreRequest(
                 request_id=request.req_id,
-                prompt_token_ids=list(given.prompt_token_ids),
-                mm_features=None,
-                sampling_params=sampling_params(
-                    fields, self._spec.constraints, self._max_model_len - len(given.prompt_token_ids)
-                ),
+                prompt_token_ids=prompt,
+                mm_features=features,
+                sampling_params=params,
                 pooling_params=None,
                 arrival_time=time.time(),
                 lora_request=None,

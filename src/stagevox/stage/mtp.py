@@ -28,16 +28,21 @@ class MTPRows(NamedTuple):
         return MTPRows(self.rows[one], self.input_ids[one], self.input_embeds[one], self.last_hidden[one], self.text_step[one])
 
 
-def complete_frames(model: Any, batch: MTPRows, out: torch.Tensor, buffer: IntermediateBuffer) -> dict[str, torch.Tensor]:
+def complete_frames(
+    model: Any, batch: MTPRows, out: torch.Tensor, buffer: IntermediateBuffer, *, with_infos: bool = False
+) -> dict[str, torch.Tensor]:
     """Call ``talker_mtp``, write its embeddings into ``out [num_tokens, H]`` at each row's own offset, log the frames.
+
+    ``with_infos`` hands the model each row's state and phase, too.
 
     Returns the new codes ``[1, Q]`` by request. If the call fails, each row is tried
     alone, so that only the guilty request fails.
     """
     rows = batch.rows
     first = rows[0].start
+    infos = {"req_infos": [{**buffer[row.req_id], **row.fields()} for row in rows]} if with_infos else {}
     try:
-        result = call_hook("talker_mtp", model.talker_mtp, *batch[1:])
+        result = call_hook("talker_mtp", model.talker_mtp, *batch[1:], **infos)
         embeds, codes = check_mtp(result, len(rows), out.shape[1])
         with copying("talker_mtp"):
             embeds, codes = embeds.clone(), codes.clone()
@@ -49,7 +54,7 @@ def complete_frames(model: Any, batch: MTPRows, out: torch.Tensor, buffer: Inter
         if len(rows) > 1:
             merged: dict[str, torch.Tensor] = {}
             for index in range(len(rows)):
-                merged |= complete_frames(model, batch.select(index), out, buffer)
+                merged |= complete_frames(model, batch.select(index), out, buffer, with_infos=with_infos)
             return merged
         row = rows[0]
         buffer.failed[row.req_id] = error

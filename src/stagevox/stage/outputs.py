@@ -65,7 +65,7 @@ def slice_outputs(
         else:
             raise HookShapeError(hook, f"{name} is a {type(value).__name__}, not a tensor or a sequence")
     for row in rows:
-        memory.taken[row.req_id] = max(memory.taken.get(row.req_id, 0), min(row.num_computed + row.span, row.num_known))
+        memory.taken[row.req_id] = max(memory.taken.get(row.req_id, 0), row.num_computed + row.span)
     return outputs
 
 

@@ -21,6 +21,10 @@ class StageRequest:
     """vLLM ``SamplingParams`` fields the client set; the model's constraints are laid over them."""
     payload: Mapping[str, Any] = field(default_factory=dict)
     """Initial state of the request in ``model_intermediate_buffer``."""
+    media: Mapping[str, Any] = field(default_factory=dict)
+    """Images, sounds and videos behind the prompt's placeholders, as vLLM's ``multi_modal_data``; first stage only."""
+    media_options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the model's media processor, vLLM's ``mm_processor_kwargs``."""
     cache_salt: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     """Request options for the input adapter of a downstream stage, such as ``voice``."""
@@ -33,6 +37,10 @@ class StageInput:
     ``prompt_token_ids`` completes a waiting request, or extends the prompt of a generation request;
     ``payload`` is merged into the request's state. ``cache_salt`` is the digest of the conditioning. ``sampling`` is
     laid over the request's own. ``end`` says that nothing more will come.
+
+    Conditioning may come in pieces while an AR request runs: ``ready`` says for how many positions it is on hand so far, prompt
+    included (None: for all there will ever be). The request waits (``WAITING_FOR_CHUNK``) rather than run past them. Rows that
+    come in pieces travel as :class:`stagevox.contract.RowsAt`.
     """
 
     prompt_token_ids: list[int] = field(default_factory=list)
@@ -40,6 +48,7 @@ class StageInput:
     cache_salt: str | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
     end: bool = True
+    ready: int | None = None
 
 
 class StageOutput(NamedTuple):

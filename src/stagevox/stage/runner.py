@@ -17,7 +17,17 @@ from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from stagevox.contract import CODES, Capabilities, OmniOutput, RowPhase, check_output, check_update
+from stagevox.contract import (
+    CODES,
+    HIDDEN,
+    MROPE_POSITIONS,
+    Capabilities,
+    OmniOutput,
+    OwnedBatchTensor,
+    RowPhase,
+    check_output,
+    check_update,
+)
 from stagevox.errors import ContractError, HookRaisedError
 
 from .border import call_hook
@@ -26,6 +36,7 @@ from .mtp import MTPRows, complete_frames
 from .outputs import Outputs, slice_outputs
 from .payload import StepRow
 from .preprocess import HookRouter
+from .row_store import RowStore, missing_slots
 from .rows import build_rows, request_token_spans
 from .seeded import keep_generators, without_offsets
 from .wire import OmniAsyncOutput, OmniModelRunnerOutput, StageSettings
@@ -36,9 +47,6 @@ if TYPE_CHECKING:
 else:
     Upstream = object
 
-
-HIDDEN = "hidden"
-"""Key of the hidden rows ``[n, H]`` in inter-stage outputs; they never reach a client."""
 
 LOG_ROWS = 1 << 18
 """Rows of the step log that are kept, the newest; tens of MB at most."""
@@ -59,6 +67,8 @@ class OmniGPUModelRunner(Upstream):
     def _omni_setup(self, *, record: bool) -> None:
         self.model_intermediate_buffer = IntermediateBuffer()
         self.step_log: deque[StepRow] = deque(maxlen=LOG_ROWS)
+        self._arriving: Mapping[str, Mapping[str, Any]] = {}
+        self._row_store: RowStore | None = None
         self._record = record
         self._step = -1
         self._rows: list[RowPhase] = []
@@ -77,6 +87,14 @@ class OmniGPUModelRunner(Upstream):
         super().load_model(*args, **kwargs)
         self._omni_bind(self.model)
 
+    def initialize_kv_cache(self, kv_cache_config: Any, *args: Any, **kwargs: Any) -> Any:
+        """As upstream; then there is a place for exported rows beside each KV slot, if blocks are shared."""
+        result = super().initialize_kv_cache(kv_cache_config, *args, **kwargs)
+        if self.cache_config.enable_prefix_caching and kv_cache_config.kv_cache_groups:
+            spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
+            self._row_store = RowStore(kv_cache_config.num_blocks * spec.block_size)
+        return result
+
     def _omni_bind(self, model: Any) -> None:
         self._capabilities = Capabilities.of(model)
         if self._capabilities.has_preprocess:
@@ -85,13 +103,24 @@ class OmniGPUModelRunner(Upstream):
     # -- request state ------------------------------------------------------------------------------------------------
 
     def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
+        self._arriving = getattr(scheduler_output, "omni_payloads", {})
         deferred = super()._update_states(scheduler_output)
         buffer = self.model_intermediate_buffer
         for new in scheduler_output.scheduled_new_reqs:
             buffer.open(new.req_id, {})
-        for req_id, payload in getattr(scheduler_output, "omni_payloads", {}).items():
+        for req_id, payload in self._arriving.items():
             buffer.open(req_id, payload)
         return deferred
+
+    def _init_mrope_positions(self, req_state: Any) -> None:
+        given = self._arriving.get(req_state.req_id, {}).get(MROPE_POSITIONS)
+        if given is not None:
+            req_state.mrope_positions, req_state.mrope_position_delta = given
+        elif hasattr(self.model, "get_mrope_input_positions"):
+            super()._init_mrope_positions(req_state)
+        else:  # a model that never sees media: text has the same position on all axes
+            positions = torch.arange(req_state.num_prompt_tokens)
+            req_state.mrope_positions, req_state.mrope_position_delta = positions.expand(3, -1), 0
 
     def _on_request_state_removed(self, req_id: str, req_state: Any) -> None:
         self.model_intermediate_buffer.drop(req_id)
@@ -143,7 +172,8 @@ class OmniGPUModelRunner(Upstream):
 
     def _talker_mtp_forward(self, batch: MTPRows) -> dict[str, torch.Tensor]:
         """Complete the frames of the step's decode rows; new codes ``[1, Q]`` by request."""
-        return complete_frames(self.model, batch, self.inputs_embeds.gpu, self.model_intermediate_buffer)
+        infos = self._capabilities.mtp_request_info
+        return complete_frames(self.model, batch, self.inputs_embeds.gpu, self.model_intermediate_buffer, with_infos=infos)
 
     def _record_step(self, resumed: set[str]) -> None:
         self.step_log.extend(
@@ -255,6 +285,32 @@ class OmniGPUModelRunner(Upstream):
                 continue
             seen[req_id] = end
 
+    def _shared_rows(self, values: Mapping[str, Any] | None) -> dict[str, torch.Tensor]:
+        """What of a step's values is kept beside the KV cache: tensors along the token axis."""
+        if not values or self._row_store is None:
+            return {}
+        plain = ((name, value.tensor if isinstance(value, OwnedBatchTensor) else value) for name, value in values.items())
+        return {name: value for name, value in plain if isinstance(value, torch.Tensor)}
+
+    def _hold_cached_rows(self, shared: Mapping[str, torch.Tensor]) -> None:
+        """Hold for each request the rows of the positions that the prefix cache spared it, before those of this step."""
+        if not shared:
+            return
+        assert self._row_store is not None
+        memory, table = self.model_intermediate_buffer.outputs, self.input_batch.block_table[0]
+        for index, row in enumerate(self._rows):
+            first = memory.taken.get(row.req_id, 0)
+            if first < row.num_computed:
+                slots = missing_slots(table.block_table.np[index], table.block_size, first, row.num_computed)
+                held = memory.held.setdefault(row.req_id, {})
+                for name in shared:
+                    held.setdefault(name, []).append(self._row_store.get(name, slots))
+
+    def _keep_rows(self, shared: Mapping[str, torch.Tensor]) -> None:
+        if shared:
+            assert self._row_store is not None
+            self._row_store.put(shared, self.input_batch.block_table[0].slot_mapping.gpu[: self._rows[-1].end])
+
     def _collect(self, hidden: torch.Tensor) -> tuple[Outputs, Outputs]:
         """Client-facing and inter-stage outputs of this step, built apart; two empty dicts when there is nothing."""
         values = self._omni_output.multimodal_outputs if self._omni_output is not None else None
@@ -263,7 +319,10 @@ class OmniGPUModelRunner(Upstream):
         if not values and not self._new_codes:
             return {}, {}
         try:
+            shared = self._shared_rows(values)
+            self._hold_cached_rows(shared)
             inter_stage = slice_outputs(self._rows, values, self._rows[-1].end, self.model_intermediate_buffer.outputs)
+            self._keep_rows(shared)
         except ContractError as error:
             self._fail_step(error)
             return {}, {}
@@ -274,8 +333,12 @@ class OmniGPUModelRunner(Upstream):
 
 def _client_facing(outputs: Outputs) -> Outputs:
     """The outputs without what only the next stage may see."""
-    shown = ((req_id, {key: value for key, value in named.items() if key != HIDDEN}) for req_id, named in outputs.items())
+    shown = ((req_id, {key: value for key, value in named.items() if not _is_hidden(key)}) for req_id, named in outputs.items())
     return {req_id: named for req_id, named in shown if named}
+
+
+def _is_hidden(key: str) -> bool:
+    return key == HIDDEN or key.startswith(HIDDEN + ".")
 
 
 class _Unwrapped:

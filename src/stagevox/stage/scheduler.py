@@ -4,6 +4,9 @@ What differs from upstream, and nothing else does:
 
 - A request may be registered before its input exists. It waits outside vLLM's queues until its first input arrives.
 - Payloads ride with the step that first schedules their request.
+- A request whose conditioning comes in pieces never runs past the positions it is on hand for. It waits with its slot, and
+  reads no cached blocks: nobody else's are its own, and a hit would leave a replay without a position to start from.
+- With ``extra_token`` one token is sampled that nobody gets to see, so that the last one that is returned was fed.
 - With runner-managed MTP, a replay stops one position short of the newest one, which is then a decode row of its own.
 - A request whose model failed ends with an error, and its blocks leave the prefix cache: they were hashed before they were
   computed.
@@ -14,6 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -40,6 +44,11 @@ else:
 _NOTHING: Mapping[str, Any] = {}
 
 
+def _made(settings: StageSettings, name: str | None, options: Mapping[str, Any]) -> Any:
+    """A chunk processor or an input adapter of a stage."""
+    return load_attribute(name)(Path(settings.checkpoint), **options) if name else None
+
+
 class OmniSchedulerMixin(Upstream):
     """What every stage's scheduler adds to vLLM's."""
 
@@ -51,12 +60,14 @@ class OmniSchedulerMixin(Upstream):
         self.wait_room = WaitRoom()
         self.omni_requests: dict[str, StageRequest] = {}
         self.make_request: Callable[[StageRequest, StageInput], Request] | None = None
-        self._chunks: ChunkProcessor | None = load_attribute(settings.chunk_processor)() if settings.chunk_processor else None
-        self._adapter: Any = load_attribute(settings.input_adapter)() if settings.input_adapter else None
+        self._chunks: ChunkProcessor | None = _made(settings, settings.chunk_processor, settings.chunk_options)
+        self._adapter: Any = _made(settings, settings.input_adapter, settings.input_options)
         self._inbox: deque[Chunk] = deque()
         self._payloads: dict[str, Mapping[str, Any]] = {}
         self._outputs: list[StageOutput] = []
         self._whole: list[Chunk] = []
+        self._ready: dict[str, int] = {}  # positions with conditioning on hand, of requests that don't have all of it
+        self._left: dict[str, int] = {}  # tokens still to be returned, of requests that sample one more
 
     # -- requests and their input -------------------------------------------------------------------------------------
 
@@ -97,8 +108,18 @@ class OmniSchedulerMixin(Upstream):
         waits = self.wait_room.get(request.req_id) is WaitState.WAITING_FOR_INPUT
         if waits and (given.prompt_token_ids or given.end):
             self._admit(request, given)
+            return
+        self._ride(request.req_id, given.payload)
+        if not waits:
+            self._condition(request.req_id, given.ready)
+
+    def _condition(self, req_id: str, ready: int | None) -> None:
+        """Note for how many positions conditioning is on hand; what waited for more may run on."""
+        if ready is None:
+            self._ready.pop(req_id, None)
         else:
-            self._ride(request.req_id, given.payload)
+            self._ready[req_id] = ready
+        self.wait_room.pop(req_id, None)
 
     def _admit(self, request: StageRequest, given: StageInput) -> None:
         assert self.make_request is not None
@@ -106,8 +127,14 @@ class OmniSchedulerMixin(Upstream):
         early = self._payloads.get(request.req_id, _NOTHING)
         payload = merge_update(merge_update(request.payload, early), given.payload)
         check_update("payload", payload)
-        self.add_request(self.make_request(request, given))
-        self.wait_room.pop(request.req_id, None)
+        made = self.make_request(request, given)
+        if given.ready is not None:
+            made.skip_reading_prefix_cache = True
+        if self.stage.extra_token:
+            self._left[request.req_id] = made.max_tokens - 1
+        self._check_length(made.num_prompt_tokens)
+        self.add_request(made)
+        self._condition(request.req_id, given.ready)
         if payload:
             self._payloads[request.req_id] = payload
 
@@ -159,6 +186,8 @@ class OmniSchedulerMixin(Upstream):
     ) -> None:
         if req_id not in self.omni_requests:
             return  # ended by omni_fail, which spoke for it
+        if req_id in self._left:
+            tokens, reason = self._without_extra(req_id, tokens, reason)
         chunks = self._chunks
         if chunks is not None and (onward or reason is not None or (tokens and chunks.requires_token_updates)):
             try:
@@ -169,6 +198,12 @@ class OmniSchedulerMixin(Upstream):
         self._outputs.append(StageOutput(req_id, tokens, client, reason))
         if reason is not None:
             self._forget(req_id)
+
+    def _without_extra(self, req_id: str, tokens: list[int], reason: str | None) -> tuple[list[int], str | None]:
+        """A step's tokens without the one too many, whose end is a cut whatever the token was."""
+        left = self._left[req_id]
+        self._left[req_id] = left - len(tokens)
+        return (tokens[:left], "length") if len(tokens) > left else (tokens, reason)
 
     # -- the end of a request -----------------------------------------------------------------------------------------
 
@@ -212,6 +247,8 @@ class OmniSchedulerMixin(Upstream):
         self.omni_requests.pop(req_id, None)
         self.wait_room.pop(req_id, None)
         self._payloads.pop(req_id, None)
+        self._ready.pop(req_id, None)
+        self._left.pop(req_id, None)
         if self._chunks is not None:
             self._chunks.drop(req_id)
         if self._adapter is not None:
@@ -237,8 +274,19 @@ def _starts(step: SchedulerOutput) -> dict[str, int]:
 
 
 class _ARMixin(OmniSchedulerMixin):
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        """As above; requests that stand where their conditioning ends wait for more."""
+        output = super().schedule(*args, **kwargs)
+        for req_id, ready in self._ready.items():
+            request = self.requests[req_id]
+            if request.status == RequestStatus.RUNNING and request.num_computed_tokens >= ready:
+                self.wait_room[req_id] = WaitState.WAITING_FOR_CHUNK
+        return output
+
     def _reserve_prefill_lookahead(self, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
         count: int = super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)
+        if (ready := self._ready.get(request.request_id)) is not None:
+            count = max(0, min(count, ready - num_computed_tokens))
         if self.stage.has_talker_mtp:
             known = request.num_tokens + request.num_output_placeholders
             reaches_newest = num_computed_tokens + count == known

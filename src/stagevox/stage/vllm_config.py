@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
@@ -60,8 +61,12 @@ def make_config(spec: StageSpec, overrides: Mapping[str, Any], *, record: bool =
         execution_type=spec.execution_type,
         async_scheduling=async_scheduling,
         record=record,
+        checkpoint=str(spec.checkpoint),
         chunk_processor=spec.chunk_processor,
+        chunk_options=dict(spec.chunk_options),
         input_adapter=spec.input_adapter,
+        input_options=dict(spec.input_options),
+        extra_token=spec.extra_token,
         has_talker_mtp=capabilities.has_talker_mtp,
         has_preprocess=capabilities.has_preprocess,
     )
@@ -72,7 +77,7 @@ def make_config(spec: StageSpec, overrides: Mapping[str, Any], *, record: bool =
         scheduler_cls=_scheduler_class(spec.execution_type, async_scheduling),
         distributed_executor_backend="vllm.v1.executor.uniproc_executor.UniProcExecutor",
         additional_config=settings.to_config(),
-        **{"use_tqdm_on_load": False, **arguments},
+        **{"use_tqdm_on_load": False, **_part_of(spec), **arguments},
     )
     try:
         config = args.create_engine_config()
@@ -84,12 +89,14 @@ def make_config(spec: StageSpec, overrides: Mapping[str, Any], *, record: bool =
 
 
 def _import_model_class(spec: StageSpec) -> type:
-    """Import the checkpoint's model class now; raises :class:`CheckpointError` if there is none.
+    """Import the stage's model class now; raises :class:`CheckpointError` if there is none.
 
     It is needed here anyway, and vLLM looks at a class that it has not imported yet in a process of its own, for seconds.
     """
     config = spec.checkpoint / "config.json"
-    names = json.loads(config.read_text(encoding="utf-8")).get("architectures") or []
+    names = (
+        [spec.architecture] if spec.architecture else json.loads(config.read_text(encoding="utf-8")).get("architectures") or []
+    )
     for name in names if isinstance(names, list) else ():
         registered = ModelRegistry.models.get(str(name))
         if registered is None:
@@ -99,6 +106,29 @@ def _import_model_class(spec: StageSpec) -> type:
             ModelRegistry.register_model(name, model_class)
         return model_class
     raise CheckpointError(spec.name, f"{config}: no known architecture in {names}")
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigPart:
+    """Tells vLLM which part of a checkpoint's config a stage is made of, and under which architecture; crosses processes."""
+
+    part: str | None
+    architecture: str | None
+
+    def __call__(self, config: Any) -> Any:
+        """The part of a ``transformers`` config; vLLM also asks with an empty one, which is handed back as it is."""
+        found = getattr(config, self.part, None) if self.part else config
+        if found is None:
+            return config
+        if self.architecture:
+            found.architectures = [self.architecture]
+        return found
+
+
+def _part_of(spec: StageSpec) -> dict[str, Any]:
+    if spec.config_part is None and spec.architecture is None:
+        return {}
+    return {"hf_overrides": ConfigPart(spec.config_part, spec.architecture)}
 
 
 def first_reason(error: Exception) -> str:
@@ -120,5 +150,8 @@ def _refuse_speculation(field: str, capabilities: Capabilities, *, ahead: bool) 
     """Models that can't be verified several positions at a time; ``ahead``: steps are scheduled before the one before is known (RT-8)."""
     if capabilities.has_talker_mtp:
         raise CapabilityError(field, "verify positions lack the hidden state that runner-managed MTP needs", ["null"])
-    if ahead and (capabilities.has_preprocess or capabilities.has_postprocess):
-        raise CapabilityError(field, "hooks with speculation need synchronous scheduling", ["async_scheduling=false"])
+    hooks = capabilities.has_preprocess or capabilities.has_postprocess
+    exports = capabilities.has_make_omni_output or capabilities.include_hidden
+    if ahead and (hooks or exports):
+        what = "hooks" if hooks else "exported rows"
+        raise CapabilityError(field, f"{what} with speculation need synchronous scheduling", ["async_scheduling=false"])

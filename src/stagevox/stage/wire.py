@@ -26,8 +26,12 @@ class StageSettings:
     execution_type: StageExecutionType
     async_scheduling: bool = False
     record: bool = False
+    checkpoint: str = ""
     chunk_processor: str | None = None
+    chunk_options: Mapping[str, Any] = field(default_factory=dict)
     input_adapter: str | None = None
+    input_options: Mapping[str, Any] = field(default_factory=dict)
+    extra_token: bool = False
     has_talker_mtp: bool = False
     has_preprocess: bool = False
     """What a position computes depends on more than its token: requests share cached blocks only under a common salt."""

@@ -183,7 +183,7 @@ class ToyAdapter:
 
     held: dict[str, list[int]]
 
-    def __init__(self):
+    def __init__(self, checkpoint):
         self.held = {}
 
     def accept(self, request, chunk):

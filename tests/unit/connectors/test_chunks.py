@@ -82,7 +82,7 @@ def test_no_rows_at_all_still_ends():
 
 
 @pytest.mark.parametrize("reason", ["error", "abort"])
-@pytest.mark.parametrize("make", [frames, lambda: WholeReply(join)])
+@pytest.mark.parametrize("make", [frames, lambda: WholeReply(concat=join)])
 def test_a_failed_request_ships_nothing_and_is_forgotten(make, reason):
     processor = make()
     processor.push("a", [1], {"codes": [0]}, None)
@@ -90,7 +90,7 @@ def test_a_failed_request_ships_nothing_and_is_forgotten(make, reason):
     assert processor.num_open == 0
 
 
-@pytest.mark.parametrize("make", [frames, lambda: WholeReply(join)])
+@pytest.mark.parametrize("make", [frames, lambda: WholeReply(concat=join)])
 def test_drop_forgets(make):
     processor = make()
     processor.push("a", [1], {"codes": [0]}, None)
@@ -120,7 +120,7 @@ def test_bad_sizes_are_refused(sizes, context):
 
 @pytest.mark.covers("RT-5")
 def test_whole_reply_is_one_chunk_with_all_ids_and_rows():
-    processor = WholeReply(join)
+    processor = WholeReply(concat=join)
     assert processor.requires_token_updates
     assert processor.push("a", [], {"hidden": [10, 11]}, None) == []
     assert processor.push("a", [5], {"hidden": [12]}, None) == []

@@ -11,6 +11,7 @@ class Full:
     has_preprocess = True
     has_postprocess = True
     omni_pooler_payload_include_hidden = True
+    mtp_request_info = True
     supports_multi_step_decode = True
     supports_multi_step_stages = ("talker", "thinker")
     supports_native_mrv2_data_plane = True
@@ -29,14 +30,14 @@ class Full:
 def test_everything_declared(model):
     found = dataclasses.asdict(Capabilities.of(model))
     assert found.pop("supports_multi_step_stages") == ("talker", "thinker")
-    assert len(found) == 10
+    assert len(found) == 11
     assert all(value is True for value in found.values())
 
 
 def test_nothing_declared():
     found = dataclasses.asdict(Capabilities.of(object()))
     assert found.pop("supports_multi_step_stages") == ()
-    assert len(found) == 10
+    assert len(found) == 11
     assert all(value is False for value in found.values())
 
 

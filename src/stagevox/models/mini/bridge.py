@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,8 @@ CHUNK_FRAMES = (4, 12, 36, 64)
 """Frames of a request's first chunks, the last number for all that follow. The first is small: sound starts early."""
 
 
-def _config(stage: str) -> dict[str, Any]:
-    config: dict[str, Any] = json.loads((WEIGHTS / stage / "config.json").read_text(encoding="utf-8"))
+def _config(folder: Path) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     return config
 
 
@@ -40,8 +41,9 @@ def fingerprint(folder: Path) -> str:
 class TalkerInput:
     """The Thinker's reply as the Talker's input: tokens to words, words to pieces, one text row a piece."""
 
-    def __init__(self) -> None:
-        config = _config("talker")
+    def __init__(self, checkpoint: Path = WEIGHTS / "talker") -> None:
+        config = _config(checkpoint)
+        self._fingerprint = fingerprint(checkpoint)
         self._tokenizer = ThinkerTokenizer()
         self._pieces = PieceTable()
         self._voices: tuple[str, ...] = tuple(config["voices"])
@@ -62,7 +64,7 @@ class TalkerInput:
         # The last token that is sampled never becomes a frame: one more token than frames.
         limit = self._pieces.frame_cap(ids) + 1
         wanted = request.sampling.get("max_tokens")
-        conditioning = json.dumps([fingerprint(WEIGHTS / "talker"), voice, ids])
+        conditioning = json.dumps([self._fingerprint, voice, ids])
         return StageInput(
             prompt_token_ids=list(self._prompt),
             payload={"text_rows": torch.tensor(ids), "voice": voice},
@@ -75,10 +77,10 @@ class TalkerInput:
 
 
 class TalkerFrames(FrameChunks):
-    """Cuts the Talker's frames into chunks that grow from 4 to 25."""
+    """Cuts the Talker's frames into growing chunks."""
 
-    def __init__(self) -> None:
-        super().__init__(CODES, CHUNK_FRAMES)
+    def __init__(self, checkpoint: Path | None = None, sizes: Sequence[int] = CHUNK_FRAMES) -> None:
+        super().__init__(CODES, sizes)
 
 
 class Code2WavInput:
@@ -88,8 +90,8 @@ class Code2WavInput:
     without a single frame still gets its silence: its waveform is empty.
     """
 
-    def __init__(self) -> None:
-        config = _config("code2wav")
+    def __init__(self, checkpoint: Path = WEIGHTS / "code2wav") -> None:
+        config = _config(checkpoint)
         self._sizes = torch.tensor(config["codebook_sizes"])
         silence = torch.tensor([config["silence_codes"]])
         self._before, self._after = silence.expand(config["warmup_codes"], -1), silence

@@ -71,7 +71,7 @@ def topology(folder: Path = WEIGHTS) -> Topology:
     """
     _check(folder)
     front_end = f"{__package__}.front_end:MiniFrontEnd"
-    return Topology(name=NAME, stages=stages(folder), front_end=front_end, checkpoint=folder)
+    return Topology(name=NAME, stages=stages(folder), front_end=front_end, checkpoint=folder, text_stage="thinker")
 
 
 def stages(folder: Path = WEIGHTS) -> tuple[StageSpec, ...]:

@@ -1,0 +1,55 @@
+"""Images, sounds and videos of a prompt, through vLLM's own processor for the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vllm.config import VllmConfig
+from vllm.multimodal.inputs import MultiModalFeatureSpec
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine.input_processor import InputProcessor
+
+from stagevox.errors import BadMediaError, BadRequestError
+
+from .vllm_config import first_reason
+
+
+class MediaReader:
+    """Turns placeholders and media into token ids and features. The processor is loaded with the first prompt that has media."""
+
+    def __init__(self, stage: str, config: VllmConfig) -> None:
+        self._stage = stage
+        self._config = config
+        self._made: InputProcessor | None = None
+
+    def read(
+        self, prompt_token_ids: list[int], media: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> tuple[list[int], list[MultiModalFeatureSpec]]:
+        """Expand the placeholders of a prompt: ``(token ids, features)``.
+
+        ``media`` is vLLM's ``multi_modal_data``, ``options`` its ``mm_processor_kwargs``.
+
+        Raises:
+            BadMediaError: the processor can't make sense of the media; the field names their kinds.
+        """
+        field = ", ".join(sorted(media))
+        if not self._config.model_config.supports_multimodal_inputs:
+            raise BadMediaError(field, f"stage {self._stage} takes text only")
+        prompt: Any = {"prompt_token_ids": prompt_token_ids, "multi_modal_data": dict(media)}
+        if options:
+            prompt["mm_processor_kwargs"] = dict(options)
+        try:
+            made = self._processor.process_inputs("media", prompt, SamplingParams(max_tokens=1), ("generate",))
+        except BadRequestError:
+            raise
+        except Exception as error:  # whatever a processor trips over, the media are to blame
+            raise BadMediaError(field, f"can't be read: {type(error).__name__}: {first_reason(error)}") from error
+        assert made.prompt_token_ids is not None
+        return list(made.prompt_token_ids), list(made.mm_features or ())
+
+    @property
+    def _processor(self) -> InputProcessor:
+        if self._made is None:
+            self._made = InputProcessor(self._config)
+        return self._made
