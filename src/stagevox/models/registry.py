@@ -13,6 +13,9 @@ from .checkpoint import read_json
 ARCHITECTURES = {
     "MiniTalkerForCausalLM": "stagevox.models.mini.talker:MiniTalkerForCausalLM",
     "MiniCode2Wav": "stagevox.models.mini.code2wav:MiniCode2Wav",
+    "Qwen3OmniThinker": "stagevox.models.qwen3_omni.thinker:Qwen3OmniThinker",
+    "Qwen3OmniTalker": "stagevox.models.qwen3_omni.talker:Qwen3OmniTalker",
+    "Qwen3OmniCode2Wav": "stagevox.models.qwen3_omni.code2wav:Qwen3OmniCode2Wav",
 }
 
 
@@ -32,7 +35,9 @@ def register_models() -> None:
 PACKAGED = ("mini",)
 """Models that ship with stagevox."""
 
-FAMILIES: dict[str, str] = {}
+FAMILIES: dict[str, str] = {
+    "qwen3_omni_moe": "stagevox.models.qwen3_omni.topology",
+}
 """``model_type`` in a checkpoint's ``config.json`` to the module whose ``topology(folder)`` gives its stages."""
 
 

@@ -150,7 +150,7 @@ def test_uniform_numbers_are_spread_and_repeat():
     seeds, positions = torch.tensor([0, 2**63 - 1]).repeat_interleave(5000), torch.arange(5000).repeat(2)
     made = uniform(seeds, positions, 1)
     assert torch.equal(made, uniform(seeds, positions, 1))
-    assert 0 <= made.min() and made.max() < 1 and len(made.unique()) == len(made)
+    assert made.min() >= 0 and made.max() < 1 and len(made.unique()) == len(made)
     for part in made.split(5000):
         torch.testing.assert_close(part.histc(10, 0, 1) / 5000, torch.full((10,), 0.1, dtype=made.dtype), atol=0.02, rtol=0)
 

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import Qwen3OmniMoeConfig, Qwen3OmniMoeForConditionalGeneration
+from transformers import Qwen3OmniMoeConfig
 
 from stagevox.bench.checkpoints.tokenizer import special_id, write_tokenizer
 from stagevox.bench.checkpoints.weights import dense, normal, write_shards
+from stagevox.models.qwen3_omni.layout import tensor_shapes
 
 GROUPS = 8
 """Code groups of a frame (published: 16)."""
@@ -250,25 +251,6 @@ def config(word_ids: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def published_shapes(reference: Qwen3OmniMoeConfig) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the tensors that are published for a configuration: those of the reference, its experts one by one."""
-    with torch.device("meta"):
-        model = Qwen3OmniMoeForConditionalGeneration(reference)
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name, tensor in model.state_dict().items():
-        stem, _, leaf = name.rpartition(".")
-        if leaf == "gate_up_proj" and stem.endswith("experts"):
-            experts, both, hidden = tensor.shape
-            for expert in range(experts):
-                shapes |= {f"{stem}.{expert}.{part}.weight": (both // 2, hidden) for part in ("gate_proj", "up_proj")}
-        elif leaf == "down_proj" and stem.endswith("experts"):
-            experts, hidden, inner = tensor.shape
-            shapes |= {f"{stem}.{expert}.down_proj.weight": (hidden, inner) for expert in range(experts)}
-        else:
-            shapes[name] = tuple(tensor.shape)
-    return shapes
-
-
 def _weight(seed: int, name: str, shape: tuple[int, ...]) -> torch.Tensor:
     if len(shape) == 1:
         if name.endswith(("alpha", "beta", "bias")):
@@ -285,7 +267,7 @@ def _weight(seed: int, name: str, shape: tuple[int, ...]) -> torch.Tensor:
 
 def tensors(reference: Qwen3OmniMoeConfig, seed: int) -> dict[str, torch.Tensor]:
     """All tensors, each from ``(seed, name)`` alone."""
-    made = {name: _weight(seed, name, shape) for name, shape in published_shapes(reference).items()}
+    made = {name: _weight(seed, name, shape) for name, shape in tensor_shapes(reference).items()}
     text_head = made["thinker.lm_head.weight"]
     end = special_id(151645)
     text_head[special_id(151643) :] = 0  # no special token can win but the one that ends a reply
