@@ -89,7 +89,7 @@ class Omni:
         self._blueprint.check_overrides()
         if isinstance(deadline, bool) or not isinstance(deadline, int | float) or not deadline > 0:
             raise ConfigError("deadline", f"not a number of seconds above 0: {deadline!r}")
-        orchestrator = Orchestrator(self._blueprint.stages, deadline=deadline)
+        orchestrator = Orchestrator(self._blueprint.stages, deadline, self._blueprint.topology.text_stage)
         try:
             for spec in self._blueprint.topology.stages:
                 self._stages.append(start_stage(spec, self._blueprint.overrides.get(spec.name, {}), record_trace))

@@ -32,15 +32,17 @@ class Orchestrator:
 
     ``deadline`` is how long, in seconds, nothing may be heard of a request. One that has all its input at the stage it
     stands at may be queued there behind others: it counts as heard of while that stage has outputs for anyone.
+    ``text_stage`` writes what the client reads: it is let come to its end also if there is nothing more to hear.
     """
 
-    def __init__(self, stages: Sequence[str], deadline: float = 30.0) -> None:
+    def __init__(self, stages: Sequence[str], deadline: float = 30.0, text_stage: str | None = None) -> None:
         if not stages or len(set(stages)) != len(stages):
             raise ValueError(f"stages must have names of their own, got {list(stages)}")
         if not deadline > 0:
             raise ValueError(f"the deadline must be above 0 seconds, got {deadline}")
         self.stages = tuple(stages)
         self.deadline = deadline
+        self.text_stage = text_stage
         self._requests: dict[str, Progress] = {}
         self._heard_at = dict.fromkeys(self.stages, -math.inf)
         self._dead: dict[str, str] = {}
@@ -173,10 +175,12 @@ class Orchestrator:
         return progress if place is not None and place.finish_reason is None else None
 
     def _settle(self, progress: Progress, now: float) -> list[Command]:
-        """End the request if its last stage has ended; what still runs upstream is cut."""
+        """End the request if its last stage has ended; what still runs upstream is cut, but for the text."""
         if progress.stages[progress.last].finish_reason is None:
             return []
         open_stages = progress.open_stages()
+        if self.text_stage in open_stages:
+            return []
         if open_stages and all(progress.has_sent_all(name) for name in open_stages):
             return []  # Chunks and outputs travel apart: those stages have yet to say how they ended.
         return self._end(progress, now, progress.finish_reason())

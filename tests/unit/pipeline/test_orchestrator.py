@@ -355,3 +355,13 @@ def test_any_schedule_ends_every_request_once_and_leaves_nothing(seed):
     assert set(ended) == set(born)
     assert held == {stage: set() for stage in STAGES}
     assert all((end.error is not None) == (end.finish_reason == "error") for end in ended.values())
+
+
+def test_the_text_is_written_to_its_end_when_there_is_nothing_more_to_hear():
+    orchestrator = started(text_stage="thinker")
+    for stage in ("talker", "code2wav"):
+        assert not any(isinstance(command, FinishRequest) for command in orchestrator.handle(output(stage, "stop")))
+    assert orchestrator.handle(output("thinker", tokens=[5]))
+    assert orchestrator.handle(chunk("thinker", end=False)) == []  # nobody listens
+    assert finish(orchestrator.handle(output("thinker", "stop", tokens=[6]))).finish_reason == "stop"
+    orchestrator.assert_idle()
