@@ -46,7 +46,7 @@ class Case(NamedTuple):
     speaker: str = "Ethan"
     text_tokens: int = 16
     codes: int = 32
-    images: tuple[tuple[int, int], ...] = ()
+    images: tuple[tuple[int, ...], ...] = ()
     audios: tuple[tuple[float, float], ...] = ()
     videos: tuple[tuple[int, int, int], ...] = ()
 

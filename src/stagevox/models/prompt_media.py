@@ -26,6 +26,7 @@ def read_image(field: str, value: Any) -> Image.Image:
         BadMediaError: it is none of these, damaged, empty or too large; ``field`` is its name.
     """
     try:
+        image: Image.Image
         if isinstance(value, bytes):
             image = Image.open(io.BytesIO(value))
         elif isinstance(value, Image.Image):
@@ -47,12 +48,12 @@ def read_audio(field: str, value: Any) -> tuple[np.ndarray, int]:
     """
     try:
         if isinstance(value, bytes):
-            import soundfile  # vLLM brings it
+            import soundfile  # type: ignore[import-untyped]  # vLLM brings it
 
             samples, rate = soundfile.read(io.BytesIO(value), dtype="float32", always_2d=True)
             samples = samples.mean(axis=1)
         else:
-            samples, rate = value if isinstance(value, tuple) and len(value) == 2 else (value, 16_000)
+            samples, rate = value if isinstance(value, tuple) else (value, 16_000)
         samples = np.asarray(samples, dtype=np.float32)
         if isinstance(rate, bool) or not isinstance(rate, int) or rate < 1:
             raise ValueError(f"a rate of {rate!r} Hz")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 
 from .config import ChatIds
@@ -27,7 +29,7 @@ def speech_positions(
     starts = [*(ids == chat.im_start).nonzero()[:, 0].tolist(), len(ids)]
     parts: list[torch.Tensor] = []
     at = 0
-    for start, end in zip(starts, starts[1:], strict=False):
+    for start, end in pairwise(starts):
         if said[start]:
             part = axes[:, start:end] - axes[0, start] + at
             at = int(part.max()) + 1

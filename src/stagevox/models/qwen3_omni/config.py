@@ -11,6 +11,9 @@ from stagevox.models.checkpoint import read_json, require
 
 CONFIG = "config.json"
 
+CONTROL_IDS = 1024
+"""The last ids of the Talker's vocabulary are no codes."""
+
 RATE = 24_000
 """Samples a second of the waveform; the published configuration doesn't say it."""
 
@@ -102,3 +105,22 @@ def accepted_layer(checkpoint: Path) -> int:
     if isinstance(layer, bool) or not isinstance(layer, int) or not 0 < layer < layers:
         raise CheckpointError("model", f"{path}: talker_config.accept_hidden_layer is {layer!r}, not one of 1..{layers - 1}")
     return layer
+
+
+def check_codes(checkpoint: Path) -> None:
+    """Check that the codes that the Talker and its predictor can make are those of the vocoder.
+
+    Raises :class:`CheckpointError` that names the field which doesn't fit.
+    """
+    path, config = checkpoint / CONFIG, read_config(checkpoint)
+    codes = require(path, config, "code2wav_config", "codebook_size")
+    groups = require(path, config, "code2wav_config", "num_quantizers")
+    wanted = {
+        ("talker_config", "text_config", "vocab_size"): codes + CONTROL_IDS,
+        ("talker_config", "code_predictor_config", "vocab_size"): codes,
+        ("talker_config", "code_predictor_config", "num_code_groups"): groups,
+        ("talker_config", "num_code_groups"): groups,
+    }
+    for keys, value in wanted.items():
+        if (found := require(path, config, *keys)) != value:
+            raise CheckpointError("model", f"{path}: {'.'.join(keys)} is {found!r}, the vocoder needs {value!r}")

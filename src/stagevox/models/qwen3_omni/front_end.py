@@ -10,11 +10,27 @@ from transformers import AutoTokenizer
 
 from stagevox.config.topology import text_of
 from stagevox.errors import BadMediaError, BadParameterError, CheckpointError, EmptyTextError, UnknownVoiceError
-from stagevox.models.checkpoint import read_json
+from stagevox.models.checkpoint import read_json, require
 from stagevox.models.prompt_media import READERS, read_media
 from stagevox.stage.payload import StageRequest
 
-from .config import RATE, chat_ids, codec_ids, read_config
+from .config import CONFIG, RATE, codec_ids, read_config
+
+TOKENS = (
+    ("<|im_start|>", "im_start_token_id"),
+    ("<|im_end|>", "im_end_token_id"),
+    ("user", "user_token_id"),
+    ("assistant", "assistant_token_id"),
+    ("<tts_pad>", "tts_pad_token_id"),
+    ("<tts_text_bos>", "tts_bos_token_id"),
+    ("<tts_text_eod>", "tts_eos_token_id"),
+    ("<|audio_pad|>", "thinker_config", "audio_token_id"),
+    ("<|image_pad|>", "thinker_config", "image_token_id"),
+    ("<|video_pad|>", "thinker_config", "video_token_id"),
+)
+"""What the tokenizer must have, and where the configuration says at which id."""
+
+MEDIA_TOKENS = {"audio": "<|audio_pad|>", "image": "<|image_pad|>", "video": "<|video_pad|>"}
 
 ROLES = ("system", "user", "assistant")
 
@@ -38,12 +54,9 @@ class Qwen3OmniFrontEnd:
     fields = ("text", "messages", "voice", *READERS)
 
     def __init__(self, checkpoint: Path) -> None:
-        self._ids = chat_ids(checkpoint)
         self.voices = tuple(sorted(codec_ids(checkpoint).speakers))
         self._default = PUBLISHED_VOICE if PUBLISHED_VOICE in self.voices else self.voices[0]
         self._tokenizer = _tokenizer(checkpoint)
-        tokens = self._tokenizer.convert_ids_to_tokens(list(self._ids.media))
-        self._media_tokens = dict(zip(("audio", "image", "video"), tokens, strict=True))
 
     def admit(self, req_id: str, prompt: Mapping[str, Any]) -> StageRequest:
         """The Thinker's request.
@@ -66,7 +79,7 @@ class Qwen3OmniFrontEnd:
         if speaker not in self.voices:
             raise UnknownVoiceError("voice", f"no voice {voice!r}", self.voices)
         chat = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        for kind, token in self._media_tokens.items():
+        for kind, token in MEDIA_TOKENS.items():
             if chat.count(token) != len(media.get(kind, ())):
                 raise BadMediaError(f"{kind}s", f"{chat.count(token)} in the text, {len(media.get(kind, ()))} are given")
         ids = self._tokenizer(chat)["input_ids"]
@@ -92,19 +105,12 @@ def _tokenizer(checkpoint: Path) -> Any:
         tokenizer.chat_template = read_json(template).get("chat_template") or tokenizer.chat_template
     if not tokenizer.chat_template:
         raise CheckpointError("model", f"{checkpoint} has no chat template")
-    config = read_config(checkpoint)
-    known = tokenizer.get_vocab()
-    for token, field in (
-        ("<|im_start|>", "im_start_token_id"),
-        ("<|im_end|>", "im_end_token_id"),
-        ("user", "user_token_id"),
-        ("assistant", "assistant_token_id"),
-        ("<tts_pad>", "tts_pad_token_id"),
-        ("<tts_text_bos>", "tts_bos_token_id"),
-        ("<tts_text_eod>", "tts_eos_token_id"),
-    ):
-        if known.get(token) != config[field]:
-            raise CheckpointError("model", f"{checkpoint}: its tokenizer has {token} at {known.get(token)}, not at {field}")
+    config, known = read_config(checkpoint), tokenizer.get_vocab()
+    for token, *keys in TOKENS:
+        number = require(checkpoint / CONFIG, config, *keys)
+        if known.get(token) != number:
+            name = ".".join(keys)
+            raise CheckpointError("model", f"{checkpoint}: the tokenizer has {token} at {known.get(token)}, {name} is {number}")
     return tokenizer
 
 

@@ -13,7 +13,7 @@ from stagevox.contract import StageExecutionType
 from stagevox.errors import CheckpointError
 from stagevox.models.checkpoint import check_tensors, read_tensors
 
-from .config import CONFIG, chat_ids, codec_ids, read_config
+from .config import CONFIG, chat_ids, check_codes, codec_ids, read_config
 from .layout import tensor_shapes
 
 NAME = "qwen3_omni"
@@ -117,6 +117,7 @@ def _stages(folder: Path, *, whole: bool, sizes: tuple[int, ...], context: int) 
 def _check(folder: Path) -> None:
     chat_ids(folder)
     codec_ids(folder)
+    check_codes(folder)
     try:
         reference = Qwen3OmniMoeConfig.from_pretrained(folder)
         expected = tensor_shapes(reference)
