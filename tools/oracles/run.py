@@ -31,6 +31,7 @@ class Oracle(NamedTuple):
 ORACLES = {
     "qwen2_5_omni": Oracle("transformers4", TRANSFORMERS_4),
     "qwen3_omni": Oracle("", ()),
+    "qwen3_tts": Oracle("qwen_tts", (*TRANSFORMERS_4, "qwen-tts==0.1.1")),
 }
 
 

@@ -4,6 +4,7 @@ from .capability import Capabilities, StageExecutionType
 from .checks import check_batch, check_mtp, check_mtp_inputs, check_output, check_row, check_update
 from .hooks import (
     MTP_INPUTS,
+    SAMPLING,
     BatchResult,
     MakeOmniOutput,
     MTPBatchResult,
@@ -38,6 +39,7 @@ __all__ = [
     "PHASE_FIELDS",
     "PROMPT_LEN",
     "SAMPLE_RATE",
+    "SAMPLING",
     "WAVEFORM",
     "BatchResult",
     "Capabilities",

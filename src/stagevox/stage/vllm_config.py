@@ -68,6 +68,7 @@ def make_config(spec: StageSpec, overrides: Mapping[str, Any], *, record: bool =
         input_options=dict(spec.input_options),
         extra_token=spec.extra_token,
         has_talker_mtp=capabilities.has_talker_mtp,
+        mtp_request_info=capabilities.mtp_request_info,
         has_preprocess=capabilities.has_preprocess,
     )
     args = EngineArgs(

@@ -33,6 +33,7 @@ class StageSettings:
     input_options: Mapping[str, Any] = field(default_factory=dict)
     extra_token: bool = False
     has_talker_mtp: bool = False
+    mtp_request_info: bool = False
     has_preprocess: bool = False
     """What a position computes depends on more than its token: requests share cached blocks only under a common salt."""
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from stagevox.contract import IS_PREFILL, NUM_COMPUTED_TOKENS, PROMPT_LEN
+from stagevox.contract import IS_PREFILL, NUM_COMPUTED_TOKENS, PROMPT_LEN, SAMPLING
 from stagevox.errors import CheckpointError, ContractError, MissingStateError
 from stagevox.models.qwen3_talker.code_predictor import CodePredictor
 from stagevox.models.qwen3_talker.hooks import LAST_HIDDEN, Qwen3TalkerHooks
@@ -107,8 +107,8 @@ def test_an_activation_that_is_not_there_is_refused(ranks):
         CodePredictor(config(hidden_act="gelu"), 24)
 
 
-def info(position=9, **residual):
-    return {NUM_COMPUTED_TOKENS: position, RESIDUAL: residual}
+def info(position=9, seed=0, drawn=True, **residual):
+    return {NUM_COMPUTED_TOKENS: position, RESIDUAL: residual, SAMPLING: {"temperature": 0.7 * drawn, "seed": seed}}
 
 
 def test_a_draw_knows_its_request_and_position_only():
@@ -124,8 +124,9 @@ def test_a_draw_knows_its_request_and_position_only():
 
 
 def test_greedy_and_drawn_rows_share_a_batch():
-    logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(3))
-    infos = [info(temperature=0.0), info(temperature=1.0, top_k=1, seed=5), {NUM_COMPUTED_TOKENS: 4}]
+    logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(3))
+    cold, one, unset = info(temperature=0.0), info(temperature=1.0, top_k=1, seed=5), {NUM_COMPUTED_TOKENS: 4}
+    infos = [cold, one, unset, info(temperature=9.0, drawn=False)]
     assert ResidualSampling.of(infos, logits.device).pick(logits, 1).tolist() == logits.argmax(-1).tolist()
 
 
@@ -196,7 +197,7 @@ def span(first, count, prompt=8, scheduled=8, **state):
 )
 def test_rows_are_a_function_of_the_position(first, rows):
     for _ in range(2):
-        ids, made, update = span(first, len(rows))
+        _, made, update = span(first, len(rows))
         assert made[:, 0].tolist() == rows and update == {}
     update = span(first, len(rows), **{LAST_HIDDEN: torch.ones(1, 1)})[2]
     assert bool(update) == (first >= 8)

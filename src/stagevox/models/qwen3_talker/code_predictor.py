@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from vllm.model_executor.layers.linear import (
     RowParallelLinear,
 )
 from vllm.model_executor.layers.rotary_embedding import get_rope
+from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
 
 from stagevox.errors import CheckpointError
 
@@ -28,7 +29,7 @@ STACKED = {
     ".gate_proj": (".gate_up_proj", 0),
     ".up_proj": (".gate_up_proj", 1),
 }
-"""For a ``WeightsMapper``'s ``orig_to_new_stacked``: which published tensors are parts of one of ours."""
+"""Which published tensors are parts of one of ours."""
 
 Pick = Callable[[torch.Tensor, int], torch.Tensor]
 """Codes ``[N]`` from the logits ``[N, V]`` of a group."""
@@ -193,6 +194,12 @@ class CodePredictor(nn.Module):
             embeds.append(table(codes[-1]))
             x = embeds[-1][:, None]
         return torch.stack(codes, dim=1), torch.stack(embeds, dim=1).sum(1)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        """Load tensors under their published names."""
+        mapper = WeightsMapper(orig_to_new_stacked=STACKED)
+        loaded: set[str] = AutoWeightsLoader(self).load_weights(weights, mapper=mapper)
+        return loaded
 
 
 def rope_of(config: Any) -> dict[str, Any]:

@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from stagevox.contract import NUM_COMPUTED_TOKENS
+from stagevox.contract import NUM_COMPUTED_TOKENS, SAMPLING
 
 CONTROL_IDS = 1024
 """The last ids of the layer-0 vocabulary are control ids: speakers, languages, marks. Of these only the end may be sampled."""
 
 RESIDUAL = "residual"
-"""State: how a request's residual codes are drawn, a mapping with ``temperature`` (0: the likeliest), ``top_k`` (0: all),
-``top_p`` and ``seed``. A request without it takes the likeliest."""
+"""State: how a request's residual codes are drawn, a mapping with ``temperature`` (0: the likeliest), ``top_k`` (0: all) and
+``top_p``. A request without it takes the likeliest, and so does one that takes the likeliest layer-0 codes."""
 
 
 def suppressed(vocab_size: int, end: int) -> torch.Tensor:
@@ -56,13 +56,17 @@ class ResidualSampling(NamedTuple):
     def of(cls, infos: Sequence[Mapping[str, Any]], device: torch.device) -> ResidualSampling:
         """Read the requests' states, one a frame."""
         rows: list[Mapping[str, Any]] = [info.get(RESIDUAL) or {} for info in infos]
-        temperature = [float(row.get("temperature", 0.0)) for row in rows]
+        tokens: list[Mapping[str, Any]] = [info.get(SAMPLING) or {} for info in infos]
+        temperature = [
+            float(row.get("temperature", 0.0)) if token.get("temperature") else 0.0
+            for row, token in zip(rows, tokens, strict=True)
+        ]
         top_k = [int(row.get("top_k", 0)) for row in rows]
         return cls(
             temperature=torch.tensor(temperature, device=device)[:, None],
             top_k=torch.tensor(top_k, device=device)[:, None],
             top_p=torch.tensor([float(row.get("top_p", 1.0)) for row in rows], device=device)[:, None],
-            seeds=torch.tensor([int(row.get("seed", 0)) for row in rows], device=device),
+            seeds=torch.tensor([int(token.get("seed") or 0) for token in tokens], device=device),
             positions=torch.tensor([int(info[NUM_COMPUTED_TOKENS]) for info in infos], device=device),
             greedy=not any(temperature),
             widest=max(top_k) if all(top_k) else 0,
