@@ -6,7 +6,6 @@ Both roads work in two ways: what is made is shipped as it is made, or all of it
 from __future__ import annotations
 
 import hashlib
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,13 +21,19 @@ from stagevox.models.qwen3_talker.sampling import RESIDUAL, placeholder
 from stagevox.stage.payload import StageInput, StageRequest
 
 from .chat import speech_positions, user_mask
-from .code2wav import CHUNK_ENDS, CODES_STATE, CONTEXT
+from .code2wav import CODES_STATE, WINDOW
 from .config import chat_ids, codec_ids, read_config
 from .talker import HEAD, HEAD_ROWS, REPLY, REPLY_LENGTH, SPEAKER, USER, USER_MEDIA
 from .thinker import PLACES, ROWS
 
 PROMPT_LENGTH = "prompt_length"
 """Key of a request's first chunk: how many of its rows are the prompt's."""
+
+CHUNK_FRAMES = (4, 12, 24, 48, 96)
+"""Frames of a request's first chunks, the last number for all that follow: sound starts after a third of a second."""
+
+WINDOW_FRAMES, LEFT_CONTEXT = 300, 25
+"""Frames that the reference decodes together, and those before them that it decodes with them."""
 
 RESIDUAL_SAMPLING = {"temperature": 1.0, "top_k": 50, "top_p": 0.8}
 """How the reference draws residual codes where the Talker samples."""
@@ -143,7 +148,7 @@ class TalkerInput:
             HEAD: rows[head : head + 3],
             SPEAKER: voice,
             MROPE_POSITIONS: speech_positions(ids, axes, said, HEAD_ROWS, self._chat),
-            RESIDUAL: self._residual(request),
+            RESIDUAL: RESIDUAL_SAMPLING,
         }
         if len(reply):
             payload[REPLY] = RowsAt(0, reply)
@@ -165,13 +170,6 @@ class TalkerInput:
         return StageInput(prompt_token_ids=ids, payload=payload, cache_salt=salt, end=chunk.end, ready=ready)
 
     @staticmethod
-    def _residual(request: StageRequest) -> Mapping[str, Any]:
-        if request.sampling.get("temperature") == 0:
-            return {"temperature": 0.0}
-        seed = request.sampling.get("seed")
-        return {**RESIDUAL_SAMPLING, "seed": secrets.randbits(63) if seed is None else seed}
-
-    @staticmethod
     def _salt(payload: Mapping[str, Any]) -> str:
         """A digest of all that decides codes and their embeddings."""
         digest = hashlib.sha256(repr((payload[SPEAKER], payload[RESIDUAL])).encode())
@@ -182,43 +180,43 @@ class TalkerInput:
 
 
 class TalkerFrames(FrameChunks):
-    """Cuts the Talker's frames into chunks of the sizes that Code2Wav decodes them in."""
+    """Cuts the Talker's frames into chunks. How they are cut changes no sample, only when it comes."""
 
-    def __init__(self, checkpoint: Path, *, sizes: Sequence[int]) -> None:
+    def __init__(self, checkpoint: Path, *, sizes: Sequence[int] = CHUNK_FRAMES) -> None:
         super().__init__(CODES, sizes)
 
 
 class Code2WavInput:
-    """Chunks of frames as positions of Code2Wav. ``context`` is how many frames before a chunk are decoded with it."""
+    """Chunks of frames as positions of Code2Wav.
 
-    def __init__(self, checkpoint: Path, *, context: int) -> None:
+    ``window_frames`` and ``left_context`` are the chunk and the context that the reference decodes with; samples depend on them.
+    """
+
+    def __init__(self, checkpoint: Path, *, window_frames: int = WINDOW_FRAMES, left_context: int = LEFT_CONTEXT) -> None:
         config = read_config(checkpoint)["code2wav_config"]
         self._size, self._groups = config["codebook_size"], config["num_quantizers"]
-        if context < 1:
-            raise ConfigError("context", "the samples at a chunk's border come from the frame before it: at least 1")
-        self._context = context
-        self._open: dict[str, tuple[int, ...]] = {}
+        if window_frames < 1 or left_context < 1:
+            # The samples at a window's border come from the frames before it.
+            raise ConfigError("code2wav", f"a window of {window_frames} frames with {left_context} before it", ("at least 1",))
+        self._window = (window_frames, left_context)
+        self._open: dict[str, tuple[int, int]] = {}  # chunks and frames so far
 
     def accept(self, request: StageRequest, chunk: Chunk) -> StageInput:
         """Append a chunk's frames; raises :class:`ContractError` for a chunk out of order or codes outside their codebooks."""
-        ends = self._open.get(chunk.req_id)
-        if (ends is None) != (chunk.seq == 0):
-            raise ContractError("Code2WavInput", f"chunk {chunk.seq} of {chunk.req_id} is out of order")
-        ends = ends or ()
+        expected, first = self._open.get(chunk.req_id, (0, 0))
+        if chunk.seq != expected:
+            raise ContractError("Code2WavInput", f"chunk {chunk.seq} of {chunk.req_id} came, {expected} was next")
         frames = chunk.data.get(CODES)
-        payload: dict[str, Any] = {}
-        count = 0
-        if frames is not None:
-            if frames.dim() != 2 or frames.shape[1] != self._groups or (frames < 0).any() or (frames >= self._size).any():
-                raise ContractError("Code2WavInput", f"chunk {chunk.seq} of {chunk.req_id} holds no codec frames")
-            count, first = len(frames), ends[-1] if ends else 0
-            ends = (*ends, first + count)
-            payload = {CODES_STATE: RowsAt(first, frames.cpu().long()), CHUNK_ENDS: ends, CONTEXT: self._context}
+        if frames is None:
+            frames = torch.zeros(0, self._groups, dtype=torch.long)
+        if frames.dim() != 2 or frames.shape[1] != self._groups or (frames < 0).any() or (frames >= self._size).any():
+            raise ContractError("Code2WavInput", f"chunk {chunk.seq} of {chunk.req_id} holds no codec frames")
         if chunk.end:
             self.drop(chunk.req_id)
         else:
-            self._open[chunk.req_id] = ends
-        return StageInput(prompt_token_ids=[0] * count, payload=payload, end=chunk.end)
+            self._open[chunk.req_id] = (expected + 1, first + len(frames))
+        payload = {CODES_STATE: RowsAt(first, frames.cpu().long()), WINDOW: self._window} if len(frames) else {}
+        return StageInput(prompt_token_ids=[0] * len(frames), payload=payload, end=chunk.end)
 
     def drop(self, req_id: str) -> None:
         """Forget a request."""

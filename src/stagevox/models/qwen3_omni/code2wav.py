@@ -12,7 +12,7 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3Omni
 from vllm.config import VllmConfig
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
 
-from stagevox.contract import NUM_COMPUTED_TOKENS, SAMPLE_RATE, WAVEFORM, OmniOutput, OwnedBatchTensor
+from stagevox.contract import NUM_COMPUTED_TOKENS, SAMPLE_RATE, WAVEFORM, OmniOutput
 from stagevox.errors import ContractError, MissingStateError
 
 from .config import RATE
@@ -20,23 +20,17 @@ from .config import RATE
 CODES_STATE = "codes"
 """State: LongTensor ``[T, Q]``, all frames so far."""
 
-CHUNK_ENDS = "chunk_ends"
-"""State: how many frames there were at the end of each chunk so far, a tuple."""
-
-CONTEXT = "context"
-"""State: how many frames before a chunk are decoded with it."""
+WINDOW = "window"
+"""State: ``(frames, left context)`` of the windows that samples are decoded in."""
 
 
-class Span(NamedTuple):
-    """A chunk to decode."""
+class Piece(NamedTuple):
+    """Frames ``start .. end - 1`` of one window of a request, decoded from frame ``first`` on."""
 
-    row: int
-    """Whose it is: the request's place in the batch."""
+    request: int
+    first: int
     start: int
     end: int
-    context: int
-    codes: torch.Tensor
-    """``[context + end - start, Q]``"""
 
 
 def delay(config: Any) -> int:
@@ -53,11 +47,11 @@ def samples_of(config: Any, frames: int) -> int:
 class Qwen3OmniCode2Wav(nn.Module):
     """A generation model over the frames of a request; positions are frames.
 
-    A chunk of frames ``start .. end - 1`` is decoded with up to ``context`` frames before it, as the reference does it. The net
-    yields the samples up to ``end * up - delay``: the newest frame's last ones wait for the frame after it. The reference loses
-    them at each chunk's end. Here the next chunk begins with them, from its context: all samples but those of the last
-    chunk are there, ``T * up - delay`` of them. A chunk is decoded in the step that reaches its last frame, so the
-    waveform doesn't depend on how positions were scheduled.
+    Frame p belongs to window ``p // frames``, which is decoded with up to ``context`` frames before it, as the reference decodes
+    its chunks. The net is ``delay`` samples behind: what it makes of frames up to p ends at ``(p + 1) * up - delay``. At the end of
+    each chunk the reference loses the rest; here the next window begins with it, from its context, so that of T frames all
+    but the last ``delay`` samples are there: ``T * up - delay``. Samples are a function of the request's codes and their place: however
+    frames come and however a step is cut, they are the same (to about 1e-6: other shapes add up in another order).
     """
 
     is_attention_free: ClassVar[Literal[True]] = True
@@ -97,43 +91,46 @@ class Qwen3OmniCode2Wav(nn.Module):
         **kwargs: Any,
     ) -> OmniOutput:
         """Samples of the chunks that end in this step: ``WAVEFORM`` one tensor a request, ``SAMPLE_RATE`` in Hz."""
-        made: list[list[torch.Tensor]] = [[] for _ in model_intermediate_buffer]
-        spans = [
-            span
-            for row, (state, (start, end)) in enumerate(zip(model_intermediate_buffer, request_token_spans, strict=True))
-            for span in self._chunks(row, state, end - start)
+        pieces = [
+            piece
+            for index, (state, (start, end)) in enumerate(zip(model_intermediate_buffer, request_token_spans, strict=True))
+            for piece in self._pieces(index, state, end - start)
         ]
-        for span, samples in zip(spans, self._decode(spans), strict=True):
-            made[span.row].append(samples)
-        waveforms = [OwnedBatchTensor(torch.cat(parts)) if parts else _NO_SAMPLES for parts in made]
+        made: list[list[torch.Tensor]] = [[] for _ in model_intermediate_buffer]
+        if pieces:
+            codes = [model_intermediate_buffer[piece.request][CODES_STATE][piece.first : piece.end] for piece in pieces]
+            for piece, samples in zip(pieces, self._decode(pieces, codes), strict=True):
+                made[piece.request].append(samples)
+        waveforms = [torch.cat(parts) if parts else _NO_SAMPLES for parts in made]
         outputs = {WAVEFORM: waveforms, SAMPLE_RATE: [RATE] * len(waveforms)}
         return OmniOutput(torch.zeros(len(positions), 1, device=positions.device), outputs if waveforms else None)
 
-    def _chunks(self, row: int, state: Mapping[str, Any], count: int) -> list[Span]:
-        """The chunks of a request whose last frame is among the ``count`` positions of this step."""
-        first = state[NUM_COMPUTED_TOKENS]
-        codes, ends = state.get(CODES_STATE), state.get(CHUNK_ENDS)
-        if codes is None or ends is None or state.get(CONTEXT) is None:
-            raise MissingStateError("forward", f"{CODES_STATE}, {CHUNK_ENDS} or {CONTEXT} was never stored")
-        if len(codes) < first + count or not ends or ends[-1] < first + count:
-            raise ContractError("forward", f"{first + count} positions are scheduled, {CODES_STATE} has {len(codes)} frames")
-        spans = []
-        for start, end in zip((0, *ends), ends, strict=False):
-            if first < end <= first + count:
-                context = min(state[CONTEXT], start)
-                spans.append(Span(row, start, end, context, codes[start - context : end]))
-        return spans
+    def _pieces(self, request: int, state: Mapping[str, Any], count: int) -> list[Piece]:
+        """The ``count`` positions of a request, window by window."""
+        codes, window = state.get(CODES_STATE), state.get(WINDOW)
+        if codes is None or window is None:
+            raise MissingStateError("forward", f"{CODES_STATE if codes is None else WINDOW} was never stored")
+        (frames, context), start = window, state[NUM_COMPUTED_TOKENS]
+        end = start + count
+        if len(codes) < end:
+            raise ContractError("forward", f"positions up to {end} are scheduled, {CODES_STATE} has {len(codes)} frames")
+        pieces = []
+        while start < end:
+            begin = start // frames * frames
+            until = min(begin + frames, end)
+            pieces.append(Piece(request, max(0, begin - context), start, until))
+            start = until
+        return pieces
 
-    def _decode(self, spans: Sequence[Span]) -> list[torch.Tensor]:
-        """Samples of each chunk; those of one length go through the net together."""
-        device = self.code2wav.code_embedding.weight.device
-        made: list[torch.Tensor] = [_NO_SAMPLES] * len(spans)
-        for length in sorted({len(span.codes) for span in spans}):
-            alike = [index for index, span in enumerate(spans) if len(span.codes) == length]
-            codes = torch.stack([spans[index].codes for index in alike]).transpose(1, 2)
-            for index, samples in zip(alike, self.code2wav(codes.to(device))[:, 0], strict=True):
-                begin = spans[index].context * self.up - (self.delay if spans[index].start else 0)
-                made[index] = samples[begin:].float().clone()
+    def _decode(self, pieces: Sequence[Piece], codes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Samples of each piece, all in one call; shorter ones are padded on the right, where the net doesn't look."""
+        rows = nn.utils.rnn.pad_sequence(list(codes), batch_first=True).to(self.code2wav.code_embedding.weight.device)
+        samples = self.code2wav(rows.transpose(1, 2))[:, 0].float()
+        made = []
+        for row, piece in zip(samples, pieces, strict=True):
+            ends = (max(0, frame * self.up - self.delay) for frame in (piece.start, piece.end))
+            start, end = (end - piece.first * self.up for end in ends)
+            made.append(row[start:end])
         return made
 
 

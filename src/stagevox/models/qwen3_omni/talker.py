@@ -107,9 +107,7 @@ class Qwen3OmniTalker(nn.Module, Qwen3TalkerHooks, SupportsMRoPE):
         """Positions of a prompt without media, ``[3, n]``; with media they come with the request's input."""
         return torch.arange(len(input_tokens)).expand(3, -1), 0
 
-    hf_to_vllm_mapper = Qwen3MoeModel.hf_to_vllm_mapper | WeightsMapper(
-        orig_to_new_prefix={"talker.model.codec_embedding.": "model.embed_tokens.", "talker.": ""}
-    )
+    hf_to_vllm_mapper = WeightsMapper(orig_to_new_prefix={"talker.model.codec_embedding.": "model.embed_tokens.", "talker.": ""})
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load ``talker.*``, and of the Thinker's embeddings the three that the Talker adds by itself."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,6 @@ from .layout import tensor_shapes
 
 NAME = "qwen3_omni"
 
-CHUNK, CONTEXT = 300, 25
-"""Frames of a chunk of the vocoder and of what is decoded before it: the reference's."""
-
-STREAMED_CHUNK = 25
-"""Frames of a chunk when sound is to start early: 2 s."""
-
 THINKER_SAMPLING = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "max_tokens": 1024}
 TALKER_SAMPLING = {"temperature": 0.9, "top_k": 50, "repetition_penalty": 1.05, "max_tokens": 4096}
 """The published defaults."""
@@ -35,23 +29,21 @@ ENGINE: Mapping[str, Any] = {
 }
 
 
-def topology(folder: Path, *, streaming: bool = False, chunk_frames: Sequence[int] = (), context: int = CONTEXT) -> Topology:
+def topology(folder: Path, *, streaming: bool = False, code2wav: Mapping[str, int] | None = None) -> Topology:
     """The stages of the checkpoint in ``folder``.
 
-    With ``streaming`` the Talker starts once the prompt is read, and sound comes in short chunks; else a stage starts when the one
-    before it has ended, and the waveform is that of the reference's own ``generate`` (up to 300 frames; see
-    :class:`.code2wav.Qwen3OmniCode2Wav`). ``chunk_frames`` are the sizes of the first, second, ... chunk of the vocoder.
+    With ``streaming`` the Talker starts once the prompt is read, and hears the reply as it is written; else it starts when the reply
+    is whole. ``code2wav`` are the options of :class:`.bridge.Code2WavInput`.
 
     Raises :class:`CheckpointError` with the file and the key that is wrong.
     """
     _check(folder)
-    sizes = tuple(chunk_frames) or ((STREAMED_CHUNK,) if streaming else (CHUNK,))
-    stages = _stages(folder, whole=not streaming, sizes=sizes, context=context)
+    stages = _stages(folder, whole=not streaming, code2wav=code2wav or {})
     front_end = f"{__package__}.front_end:Qwen3OmniFrontEnd"
     return Topology(name=NAME, stages=stages, front_end=front_end, checkpoint=folder, text_stage="thinker")
 
 
-def _stages(folder: Path, *, whole: bool, sizes: tuple[int, ...], context: int) -> tuple[StageSpec, ...]:
+def _stages(folder: Path, *, whole: bool, code2wav: Mapping[str, int]) -> tuple[StageSpec, ...]:
     bridge = f"{__package__}.bridge"
     config = read_config(folder)
     dtype = str(config.get("dtype") or config.get("torch_dtype") or "auto")
@@ -90,7 +82,6 @@ def _stages(folder: Path, *, whole: bool, sizes: tuple[int, ...], context: int) 
             sampling=TALKER_SAMPLING,
             constraints={"stop_token_ids": [codec_ids(folder).eos]},
             chunk_processor=f"{bridge}:TalkerFrames",
-            chunk_options={"sizes": list(sizes)},
             input_adapter=f"{bridge}:TalkerInput",
             extra_token=True,
         ),
@@ -109,7 +100,7 @@ def _stages(folder: Path, *, whole: bool, sizes: tuple[int, ...], context: int) 
                 "enable_prefix_caching": False,
             },
             input_adapter=f"{bridge}:Code2WavInput",
-            input_options={"context": context},
+            input_options=code2wav,
         ),
     )
 
