@@ -22,6 +22,7 @@
     │   ├── HookShapeError
     │   ├── HookRaisedError        the hook itself raised
     │   └── MissingStateError      state the model needs and nobody stored
+    ├── SamplesError               samples that are no waveform
     ├── ClosedError                used after close()
     └── RequestFailedError         a request ended without a result
         ├── DeadlineError          an upstream input or chunk never came
@@ -134,6 +135,10 @@ class HookRaisedError(ContractError):
 
 class MissingStateError(ContractError):
     """Per-request state that a hook needs was never stored."""
+
+
+class SamplesError(StagevoxError):
+    """Samples are no waveform: not one-dimensional, or not finite."""
 
 
 class ClosedError(StagevoxError):
