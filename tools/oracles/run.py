@@ -7,14 +7,13 @@ For each family: its tiny checkpoint, the environment of its reference, then the
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 import time
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
-import environment
+import environment  # type: ignore[import-not-found]
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
@@ -62,4 +61,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -18,6 +18,9 @@ ARCHITECTURES = {
     "Qwen3OmniCode2Wav": "stagevox.models.qwen3_omni.code2wav:Qwen3OmniCode2Wav",
     "Qwen3TTSTalkerForConditionalGeneration": "stagevox.models.qwen3_tts.talker:Qwen3TTSTalkerForConditionalGeneration",
     "Qwen3TTSCode2Wav": "stagevox.models.qwen3_tts.code2wav:Qwen3TTSCode2Wav",
+    "Qwen2_5OmniThinker": "stagevox.models.qwen2_5_omni.thinker:Qwen2_5OmniThinker",
+    "Qwen2_5OmniTalker": "stagevox.models.qwen2_5_omni.talker:Qwen2_5OmniTalker",
+    "Qwen2_5OmniToken2Wav": "stagevox.models.qwen2_5_omni.code2wav:Qwen2_5OmniToken2Wav",
 }
 
 
@@ -42,6 +45,7 @@ PACKAGED = ("mini",)
 FAMILIES: dict[str, str] = {
     "qwen3_omni_moe": "stagevox.models.qwen3_omni.topology",
     "qwen3_tts": "stagevox.models.qwen3_tts.topology",
+    "qwen2_5_omni": "stagevox.models.qwen2_5_omni.topology",
 }
 """``model_type`` in a checkpoint's ``config.json`` to the module whose ``topology(folder)`` gives its stages."""
 

@@ -320,9 +320,9 @@ class OmniGPUModelRunner(Upstream):
             return {}, {}
         try:
             shared = self._shared_rows(values)
+            self._keep_rows(shared)  # first: a request may have adopted a block that another one fills in this very step
             self._hold_cached_rows(shared)
             inter_stage = slice_outputs(self._rows, values, self._rows[-1].end, self.model_intermediate_buffer.outputs)
-            self._keep_rows(shared)
         except ContractError as error:
             self._fail_step(error)
             return {}, {}

@@ -106,6 +106,9 @@ class OmniSchedulerMixin(Upstream):
 
     def _accept(self, request: StageRequest, given: StageInput) -> None:
         waits = self.wait_room.get(request.req_id) is WaitState.WAITING_FOR_INPUT
+        if waits and given.skip:
+            self._emit(request.req_id, [], _NOTHING, _NOTHING, "stop")
+            return
         if waits and (given.prompt_token_ids or given.end):
             self._admit(request, given)
             return

@@ -40,7 +40,7 @@ def write_shards(folder: Path, tensors: Mapping[str, torch.Tensor], shard_bytes:
             room = shard_bytes
         shards[-1][name] = tensor
         room -= size
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for index, shard in enumerate(shards, 1):
         file = f"model-{index:05}-of-{len(shards):05}.safetensors"
         save_file(shard, folder / file, metadata={"format": "pt"})
