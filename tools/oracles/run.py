@@ -7,6 +7,7 @@ For each family: its tiny checkpoint, the environment of its reference, then the
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 import time
 from importlib import import_module

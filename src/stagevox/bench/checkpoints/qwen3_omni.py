@@ -282,7 +282,7 @@ def _json(path: Path, content: dict[str, Any]) -> None:
 
 def write(folder: Path, seed: int = 0) -> Path:
     """Write the checkpoint: configuration, tokenizer, processors, chat template and sharded weights."""
-    tokenizer = write_tokenizer(folder, SPECIALS, {**MEDIA_TOKENS, "chat_template": CHAT_TEMPLATE})
+    tokenizer = write_tokenizer(folder, SPECIALS, MEDIA_TOKENS)
     word_ids = {word: tokenizer.convert_tokens_to_ids(word) for word in ("system", "user", "assistant")}
     _json(folder / "config.json", config(word_ids))
     end, none = special_id(151645), special_id(151643)
