@@ -33,7 +33,7 @@ FAULTS = [
     "Of n layer-0 tokens the last never becomes a frame, not even when generation stops by length.",
     "A thinker cut at n tokens leaves the last token unspoken: its row is only there at n + 1.",
     "generate() has the published token ids as defaults; other ids must be passed.",
-    "Qwen3OmniMoeTalkerTextConfig has no default for shared_expert_intermediate_size: a default talker can't be built.",
+    "A talker of default configuration can't be built: shared_expert_intermediate_size and spatial_merge_size have no defaults.",
     "code2wav loses 555 samples at the end of each chunk, so the output depends on the chunk size.",
     "A picture and a sound in one prompt raise in the talker: its get_rope_index() reads audio_config, which only the thinker has.",
 ]

@@ -13,7 +13,7 @@ from stagevox.contract import StageExecutionType
 from stagevox.errors import CheckpointError
 from stagevox.models.checkpoint import check_tensors, read_tensors
 
-from .config import CONFIG, chat_ids, check_codes, codec_ids, read_config
+from .config import CONFIG, accepted_layer, chat_ids, check_codes, codec_ids, read_config
 from .layout import tensor_shapes
 
 NAME = "qwen3_omni"
@@ -109,6 +109,7 @@ def _check(folder: Path) -> None:
     chat_ids(folder)
     codec_ids(folder)
     check_codes(folder)
+    accepted_layer(folder)
     try:
         reference = Qwen3OmniMoeConfig.from_pretrained(folder)
         expected = tensor_shapes(reference)
