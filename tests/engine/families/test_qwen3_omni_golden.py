@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from oracles.qwen3_omni import CASES, Reference, user
-from stagevox.errors import RequestFailedError
+from stagevox.bench.media import film, picture, tone
+from stagevox.errors import BadMediaError, RequestFailedError, TextTooLongError
 from stagevox.models.qwen3_omni.topology import topology
 from support.families import LEAST_MARGIN, omni
 from support.qwen3_omni import IM_END, WAVE_TOLERANCE, ask, check_codes, check_waveform, expected_ids, params, prompt
@@ -132,3 +133,28 @@ def test_another_picture_is_another_answer(reference, model):
         assert result.codes.tolist() == reply.codes.tolist()
         hits.append(model.trace()["thinker"][before].num_computed)
     assert hits == [0, 0, 32, 32]
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"audios": [tone(0.001, 300)]}, "audio: can't be read"),  # shorter than one row of features
+        ({"images": [picture(400, 1)]}, "image: can't be read"),  # a stripe
+        ({"videos": [film(1, 32, 32)] * 2}, "video: can't be read"),  # more than this engine takes
+    ],
+    ids=["sound", "picture", "films"],
+)
+def test_media_that_the_processor_refuses_fail_their_request_alone(model, oracle, fields, said):
+    """F44: the request ends by the name of what is wrong; its neighbours don't notice."""
+    asked = [{"text": "hello", **fields}, prompt(CASES["short"])]
+    bad, good = model.generate(asked, [params(oracle, "short")] * 2)
+    assert isinstance(bad.error, BadMediaError) and said in str(bad.error) and "\n" not in str(bad.error)
+    check_codes(oracle, {"short": good}, ["short"])
+    model.assert_idle()
+
+
+def test_a_prompt_longer_than_the_context_is_refused(model, oracle):
+    bad, good = model.generate([{"text": "hello " * 300}, prompt(CASES["short"])], [params(oracle, "short")] * 2)
+    assert isinstance(bad.error, TextTooLongError) and "stage thinker" in str(bad.error)
+    check_codes(oracle, {"short": good}, ["short"])
+    model.assert_idle()
