@@ -27,6 +27,8 @@
     └── RequestFailedError         a request ended without a result
         ├── DeadlineError          an upstream input or chunk never came
         ├── ChunkOrderError        a chunk was lost, repeated or came after the end
+        ├── PayloadError           a chunk holds what no road between processes can carry
+        ├── BackpressureError      a stage went on producing for a consumer that doesn't take
         └── StageDiedError         the stage's engine is gone
 """
 
@@ -155,6 +157,14 @@ class DeadlineError(RequestFailedError):
 
 class ChunkOrderError(RequestFailedError):
     """A chunk came out of order: one was lost or repeated, or it came after the end."""
+
+
+class PayloadError(RequestFailedError):
+    """A chunk holds something that can't be carried to another process."""
+
+
+class BackpressureError(RequestFailedError):
+    """More chunks of a request wait for a consumer than its producer may keep."""
 
 
 class StageDiedError(RequestFailedError):
