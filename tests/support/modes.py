@@ -1,9 +1,9 @@
-"""Serving modes: what of an engine's settings must not change a single code."""
+"""Serving modes: what of an engine's settings must not change a single code, and what a step log says of the hard cases."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from stagevox.omni import Omni
@@ -37,16 +37,28 @@ class Mode(NamedTuple):
         return "-".join(filter(None, parts))
 
 
-def shown(model: Omni, stage: str, since: int = 0) -> Counter[str]:
-    """How often the step log of a stage shows each hard case, from its row ``since`` on."""
-    return count_cases(rows_of(model, stage)[since:])
+def shown(model: Omni, stage: str) -> Counter[str]:
+    """How often a stage's step log shows each hard case: those of ``count_cases``, ``replay_tail`` and ``prefix_hit``."""
+    rows: Sequence[StepRow] = model.trace()[stage]
+    found = count_cases(rows)
+    found.update(_replay_tails(rows))
+    seen: set[str] = set()
+    for row in rows:
+        found["prefix_hit"] += row.req_id not in seen and row.num_computed > 0
+        seen.add(row.req_id)
+    return +found
 
 
-def rows_of(model: Omni, stage: str) -> Sequence[StepRow]:
-    """The step log of a stage."""
-    return model.trace()[stage]
-
-
-def marks(model: Omni) -> Mapping[str, int]:
-    """How long the step logs are now."""
-    return {stage: len(rows) for stage, rows in model.trace().items()}
+def _replay_tails(rows: Iterable[StepRow]) -> Iterable[str]:
+    """Ends of replays that started in an earlier step, past the prompt; also where nothing but their phase tells them from decode."""
+    replaying: set[str] = set()
+    for row in rows:
+        if row.is_resumed:
+            replaying.add(row.req_id)
+        if row.req_id not in replaying or row.num_computed + row.span < row.num_known:
+            continue
+        replaying.discard(row.req_id)
+        if row.num_computed >= row.prompt_len and not row.is_resumed:
+            yield "replay_tail"
+            if row.span == 1:
+                yield "one_token_replay_tail"

@@ -114,5 +114,3 @@ def check_wave(oracle: Golden, name: str, result: OmniResult) -> None:
 def tensor(oracle: Golden, name: str) -> torch.Tensor:
     """One of the reference's tensors."""
     return torch.from_numpy(oracle.waveforms[name])
-
-

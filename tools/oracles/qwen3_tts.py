@@ -87,6 +87,8 @@ CASES: dict[str, Case] = {
     "cut at 9": {"text": "tiny test of the omni stage", "voice": "Vivian", "max_new_tokens": 10},
     "earliest end": {"text": HUMAN, "voice": "Ryan", "language": "English",
                      "max_new_tokens": 91},
+    # Without its least length this reply would end before the first frame.
+    "end first": {"text": "hear", "voice": "Vivian", "language": "English", "streaming_text": True},
     "long": {"text": "the quick brown fox jumps over the lazy dog. what do you see in the picture", "voice": "Ryan",
              "language": "English", "max_new_tokens": 91},
     "long streaming": {"text": HUMAN + " as well as generating text and speech",

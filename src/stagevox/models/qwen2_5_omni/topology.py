@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -123,3 +123,23 @@ class VocoderPart:
         for name, value in {**shape, "vocab_size": 1, "max_position_embeddings": 2048}.items():
             setattr(part, name, value)
         return part
+
+
+WINDOWS = (12, 24, 48)
+"""Frames of a stream's first windows, the last size for all that follow: multiples of the vocoder's attention blocks of 12."""
+
+
+def streaming(whole: Topology, sizes: Sequence[int] = WINDOWS, context: int = 48, ahead: int = 12) -> Topology:
+    """The same stages, each starting as soon as it has something to do: text, codes and samples come as they are made.
+
+    Text and codes are those of the whole. Samples are not: the vocoder sees a window of frames, with ``context`` frames before and
+    ``ahead`` after it, where the published model sees all of them.
+    """
+    thinker, talker, code2wav = whole.stages
+    window = {"sizes": tuple(sizes), "context": context, "ahead": ahead}
+    stages = (
+        replace(thinker, chunk_options={"stream": True}),
+        replace(talker, chunk_options={"sizes": (1,)}),
+        replace(code2wav, input_options=window),
+    )
+    return replace(whole, stages=stages)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from vllm.model_executor.layers.rotary_embedding import get_rope
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
 
 from stagevox.errors import CheckpointError
+from stagevox.models.mini.layers import add_rms_norm, rms_norm
 
 STACKED = {
     ".q_proj": (".qkv_proj", "q"),
@@ -60,23 +61,34 @@ class PredictorAttention(nn.Module):
         self.q_norm = RMSNorm(head_dim, eps=config.rms_norm_eps)
         self.k_norm = RMSNorm(head_dim, eps=config.rms_norm_eps)
         self.rope = get_rope(head_dim, config.num_code_groups, rope_parameters=rope_of(config))
+        self._gains: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def forward(self, positions: torch.Tensor, x: torch.Tensor, cache: torch.Tensor, first: int) -> torch.Tensor:
         """``x [N * n, H]``: positions ``first .. first + n - 1`` of N frames; ``cache [2, N, kv heads, Q, D]`` is written."""
-        rows, count = cache.shape[1], len(x) // cache.shape[1]
+        rows, total, size = cache.shape[1], len(x), self.head_dim
+        count = total // rows
         end = first + count
-        q, k, v = self.qkv_proj(x).split([n * self.head_dim for n in (self.heads, self.kv_heads, self.kv_heads)], dim=-1)
-        q = self.q_norm(q.reshape(-1, self.head_dim)).view(q.shape)
-        k = self.k_norm(k.reshape(-1, self.head_dim)).view(k.shape)
-        q, k = self.rope(positions, q, k)
-        cache[0, :, :, first:end] = k.view(rows, count, self.kv_heads, self.head_dim).transpose(1, 2)
-        cache[1, :, :, first:end] = v.view(rows, count, self.kv_heads, self.head_dim).transpose(1, 2)
-        q = q.view(rows, count, self.heads, self.head_dim).transpose(1, 2)
+        if self._gains is None:  # the weights are there, and stay
+            parts = [norm.weight.data.expand(n, -1) for norm, n in ((self.q_norm, self.heads), (self.k_norm, self.kv_heads))]
+            self._gains = torch.cat(parts), torch.ones_like(parts[0][0])
+        gains, ones = self._gains
+        qkv = self.qkv_proj.forward(x)
+        turned = (self.heads + self.kv_heads) * size
+        # Queries and keys together: what a step costs is calls, not arithmetic.
+        qk = rms_norm(qkv[:, :turned].reshape(-1, size), ones, self.q_norm.variance_epsilon).view(total, -1, size).mul_(gains)
+        qk, _ = self.rope.forward(positions, qk.view(total, -1), None)
+        qk = qk.view(rows, count, -1, size).transpose(1, 2)
+        cache[0, :, :, first:end] = qk[:, self.heads :]
+        cache[1, :, :, first:end] = qkv[:, turned:].view(rows, count, -1, size).transpose(1, 2)
         # More than one position comes at the start only, where the mask is square.
         out = F.scaled_dot_product_attention(
-            q, cache[0, :, :, :end], cache[1, :, :, :end], is_causal=first == 0, enable_gqa=self.heads != self.kv_heads
+            qk[:, : self.heads],
+            cache[0, :, :, :end],
+            cache[1, :, :, :end],
+            is_causal=first == 0,
+            enable_gqa=self.heads != self.kv_heads,
         )
-        projected: torch.Tensor = self.o_proj(out.transpose(1, 2).reshape(len(x), -1))
+        projected: torch.Tensor = self.o_proj.forward(out.transpose(1, 2).reshape(total, -1))
         return projected
 
 
@@ -96,7 +108,7 @@ class PredictorMLP(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``[n, H]`` to ``[n, H]``."""
-        out: torch.Tensor = self.down_proj(self.act(self.gate_up_proj(x)))
+        out: torch.Tensor = self.down_proj.forward(self.act.forward(self.gate_up_proj.forward(x)))
         return out
 
 
@@ -119,23 +131,30 @@ class PredictorDecoder(nn.Module):
         layers = range(config.num_hidden_layers)
         self.layers = nn.ModuleList([PredictorLayer(config, quant_config, f"{prefix}.layers.{i}") for i in layers])
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.eps = config.rms_norm_eps
+        self._plan: tuple[Any, ...] | None = None
         groups = range(config.num_code_groups - 1)
         self.codec_embedding = nn.ModuleList([nn.Embedding(config.vocab_size, embedding_size) for _ in groups])
 
-    def forward(self, x: torch.Tensor, caches: torch.Tensor, first: int) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, caches: Sequence[torch.Tensor], first: int) -> torch.Tensor:
         """``x [N, n, H]`` at positions from ``first`` on; hidden states ``[N, H]`` of the last of them, after the norm."""
         rows, count = x.shape[:2]
         positions = torch.arange(first, first + count, device=x.device).repeat(rows)
-        hidden, residual = x.reshape(rows * count, -1), None
-        for layer, cache in zip(self.layers, caches, strict=True):
-            if residual is None:
-                residual, hidden = hidden, layer.input_layernorm(hidden)
-            else:
-                hidden, residual = layer.input_layernorm(hidden, residual)
-            hidden = layer.self_attn(positions, hidden, cache, first)
-            hidden, residual = layer.post_attention_layernorm(hidden, residual)
-            hidden = layer.mlp(hidden)
-        hidden, _ = self.norm(hidden, residual)
+        if self._plan is None:
+            gains = [layer.input_layernorm.weight.data for layer in self.layers] + [self.norm.weight.data]
+            self._plan = (
+                gains[0],
+                [
+                    (layer.self_attn.forward, layer.post_attention_layernorm.weight.data, layer.mlp.forward, gain)
+                    for layer, gain in zip(self.layers, gains[1:], strict=True)
+                ],
+            )
+        gain, layers = self._plan
+        residual = x.reshape(rows * count, -1).clone()
+        hidden = rms_norm(residual, gain, self.eps)
+        for cache, (attend, post_gain, mlp, next_gain) in zip(caches, layers, strict=True):
+            hidden = add_rms_norm(attend(positions, hidden, cache, first), residual, post_gain, self.eps)
+            hidden = add_rms_norm(mlp(hidden), residual, next_gain, self.eps)
         return hidden.view(rows, count, -1)[:, -1]
 
 
@@ -187,11 +206,12 @@ class CodePredictor(nn.Module):
         codes: list[torch.Tensor] = []
         embeds = [first]
         x, position = torch.stack([hidden, first], dim=1), 0
+        slices, project = caches.unbind(), self.small_to_mtp_projection.forward
         for group, (head, table) in enumerate(zip(self.lm_head, self.model.codec_embedding, strict=True), start=1):
-            last = self.model(self.small_to_mtp_projection(x), caches, position)
+            last = self.model.forward(project(x), slices, position)
             position += x.shape[1]
-            codes.append(pick(head(last), group))
-            embeds.append(table(codes[-1]))
+            codes.append(pick(head.forward(last), group))
+            embeds.append(F.embedding(codes[-1], table.weight))
             x = embeds[-1][:, None]
         return torch.stack(codes, dim=1), torch.stack(embeds, dim=1).sum(1)
 

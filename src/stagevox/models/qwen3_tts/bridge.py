@@ -10,7 +10,7 @@ import torch
 from stagevox.connectors.base import Chunk
 from stagevox.connectors.chunks import FrameChunks
 from stagevox.contract import CODES, RowsAt
-from stagevox.errors import CheckpointError, ContractError
+from stagevox.errors import ConfigError, ContractError
 from stagevox.models.checkpoint import read_json, require
 from stagevox.stage.payload import StageInput, StageRequest
 
@@ -40,7 +40,7 @@ class Code2WavInput:
         self._size = int(require(path, config, "decoder_config", "codebook_size"))
         self._groups = int(require(path, config, "decoder_config", "num_quantizers"))
         if window_frames < 1 or left_context < 0:
-            raise CheckpointError("input_options", f"a window of {window_frames} frames with {left_context} before it")
+            raise ConfigError("code2wav.input_options", f"a window of {window_frames} frames with {left_context} before it")
         self._window = (window_frames, left_context)
         self._open: dict[str, tuple[int, int]] = {}
 

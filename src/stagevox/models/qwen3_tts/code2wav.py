@@ -7,9 +7,10 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pad_sequence
 from vllm.config import VllmConfig
 
-from stagevox.contract import NUM_COMPUTED_TOKENS, SAMPLE_RATE, WAVEFORM, OmniOutput
+from stagevox.contract import NUM_COMPUTED_TOKENS, SAMPLE_RATE, WAVEFORM, OmniOutput, OwnedBatchTensor
 from stagevox.errors import CheckpointError, ContractError, MissingStateError
 
 from .decoder import SpeechDecoder
@@ -92,7 +93,7 @@ class Qwen3TTSCode2Wav(nn.Module):
             made = self._decode(pieces, [model_intermediate_buffer[piece.request][CODES_STATE] for piece in pieces])
             for piece, samples in zip(pieces, made, strict=True):
                 waves[piece.request].append(samples)
-        joined = [torch.cat(parts) if parts else _NO_SAMPLES for parts in waves]
+        joined = [OwnedBatchTensor(torch.cat(parts)) if parts else _NO_SAMPLES for parts in waves]
         outputs = {WAVEFORM: joined, SAMPLE_RATE: [self.config.output_sample_rate] * len(joined)}
         return OmniOutput(torch.zeros(len(positions), 1, device=positions.device), outputs if joined else None)
 
@@ -116,12 +117,16 @@ class Qwen3TTSCode2Wav(nn.Module):
     def _decode(self, pieces: Sequence[Piece], codes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Samples of each piece; shorter ones are padded on the right, where the decoder doesn't look."""
         rows = [one[piece.first : piece.end] for piece, one in zip(pieces, codes, strict=True)]
-        batch = nn.utils.rnn.pad_sequence(rows, batch_first=True).to(self.decoder.pre_conv.conv.weight.device)
-        samples = self.decoder(batch.transpose(1, 2))
+        device = self.decoder.pre_conv.conv.weight.device
+        latents = self.decoder.latents(pad_sequence(rows, batch_first=True).to(device).transpose(1, 2))
+        # The convolutions get what they can see of the frames before the piece, counted from the window's first one.
+        bounds = [(max(0, piece.start - piece.first - self.decoder.reach), piece.end - piece.first) for piece in pieces]
+        seen = [row[first:end] for row, (first, end) in zip(latents, bounds, strict=True)]
+        samples = self.decoder.samples(pad_sequence(seen, batch_first=True))
         rate = self.decoder.samples_per_frame
         return [
-            row[(piece.start - piece.first) * rate : (piece.end - piece.first) * rate]
-            for row, piece in zip(samples, pieces, strict=True)
+            row[(piece.start - piece.first - first) * rate : (end - first) * rate]
+            for row, piece, (first, end) in zip(samples, pieces, bounds, strict=True)
         ]
 
 

@@ -78,7 +78,7 @@ class Snake(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``[B, size, T]`` to the same."""
         a, b = self.alpha.exp()[:, None], self.beta.exp()[:, None]
-        return x + (1.0 / (b + TINY)) * torch.sin(x * a).pow(2)
+        return (x * a).sin_().pow_(2).mul_(1.0 / (b + TINY)).add_(x)
 
 
 class ResidualUnit(nn.Module):
@@ -112,7 +112,11 @@ class Block(nn.Module):
 
 
 class SpeechDecoder(nn.Module):
-    """Codes of T frames to ``T * samples_per_frame`` samples; sample by sample, later frames change nothing."""
+    """Codes of T frames to ``T * samples_per_frame`` samples; sample by sample, later frames change nothing.
+
+    The transformer looks far back and costs little, the convolutions after it the other way round: of their input no more than
+    ``reach`` frames before a frame matter to its samples.
+    """
 
     def __init__(self, config: Qwen3TTSDecoderConfig) -> None:
         super().__init__()
@@ -136,12 +140,32 @@ class SpeechDecoder(nn.Module):
             CausalConv(last, 1, 7),
         )
         self.samples_per_frame = math.prod([*config.upsampling_ratios, *rates])
+        self.reach = _reach(config)
 
     def forward(self, codes: torch.Tensor) -> torch.Tensor:
         """``[B, Q, T]`` to samples ``[B, T * samples_per_frame]`` in [-1, 1]."""
-        x = self.pre_conv(self.quantizer(codes))
-        x = self.pre_transformer(x.transpose(1, 2)).transpose(1, 2)
+        return self.samples(self.latents(codes))
+
+    def latents(self, codes: torch.Tensor) -> torch.Tensor:
+        """``[B, Q, T]`` to what the transformer makes of them, ``[B, T, latent]``."""
+        x: torch.Tensor = self.pre_transformer(self.pre_conv(self.quantizer(codes)).transpose(1, 2))
+        return x
+
+    def samples(self, latents: torch.Tensor) -> torch.Tensor:
+        """``[B, T, latent]`` to samples ``[B, T * samples_per_frame]`` in [-1, 1]."""
+        x = latents.transpose(1, 2)
         for part in self.upsample:
             x = part(x)
         samples: torch.Tensor = self.decoder(x).clamp(-1, 1)[:, 0]
         return samples
+
+
+def _reach(config: Qwen3TTSDecoderConfig) -> int:
+    """How many frames of latents before a frame its samples see, followed from the samples back."""
+    ago = 6  # positions before the first one of a frame, at the rate of the layer
+    for rate in reversed(config.upsample_rates):
+        ago = math.ceil((ago + sum(6 * dilation for dilation in DILATIONS)) / rate) + 1
+    ago += 6
+    for ratio in reversed(config.upsampling_ratios):
+        ago = math.ceil((ago + 6) / ratio)
+    return ago

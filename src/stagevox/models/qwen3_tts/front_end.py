@@ -35,13 +35,11 @@ class Qwen3TTSFrontEnd:
     fields = ("text", "voice", "language", "instruct", "streaming_text")
 
     def __init__(self, checkpoint: Path) -> None:
-        import torch
         from transformers import AutoTokenizer
 
         from .config import register_configs
 
         register_configs()
-        self._tensor = torch.tensor
         path = checkpoint / "config.json"
         config = read_json(path)
         self._talker: dict[str, Any] = require(path, config, "talker_config")
@@ -53,9 +51,11 @@ class Qwen3TTSFrontEnd:
         self.sample_rate = int(require(speech, read_json(speech), "output_sample_rate"))
         self._instructed = require(path, config, "tts_model_size") != NO_INSTRUCT
         try:
-            self._tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-        except Exception as error:
-            raise CheckpointError("model", f"{checkpoint}: the tokenizer can't be read: {error}") from error
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(checkpoint, local_files_only=True)
+        except Exception as error:  # whatever a damaged file makes the library trip over
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise CheckpointError("model", f"{checkpoint}: the tokenizer can't be read: {reason}") from error
+        self._specials = tuple(str(token) for token in self._tokenizer.get_added_vocab())
         self._marks = TTSTokens(*(int(require(path, config, key)) for key in MARKS))
         self._check_tokenizer(path, config)
         self._residual = _residual(checkpoint / "generation_config.json")
@@ -92,9 +92,9 @@ class Qwen3TTSFrontEnd:
         )
         digest = hashlib.sha256(json.dumps([made, self._residual]).encode()).hexdigest()
         payload = {
-            "text_ids": self._tensor(made.text),
-            "codec_ids": self._tensor(made.codec),
-            "trailing_ids": self._tensor(made.trailing),
+            "text_ids": made.text,
+            "codec_ids": made.codec,
+            "trailing_ids": made.trailing,
             "pad_id": self._marks.pad,
             RESIDUAL: self._residual,
         }
@@ -124,24 +124,24 @@ class Qwen3TTSFrontEnd:
 
     def _encode(self, field: str, template: str, text: str) -> list[int]:
         """Token ids of a turn. Special tokens inside ``text`` would be marks of the prompt: they are refused."""
-        ids: list[int] = self._tokenizer(template.format(text))["input_ids"]
-        special = set(self._tokenizer.added_tokens_decoder)
-        marks = sum(token in special for token in self._tokenizer(template.format(""))["input_ids"])
-        if sum(token in special for token in ids) > marks:
-            found = next(str(name) for name in self._tokenizer.added_tokens_decoder.values() if str(name) in text)
-            raise VocabularyError(field, f"{found!r} is a mark of the prompt, not a text")
+        for token in self._specials:
+            if token in text:
+                raise VocabularyError(field, f"holds the special token {token}")
+        ids: list[int] = self._tokenizer(template.replace("{}", text))["input_ids"]
         return ids
 
     def _check_tokenizer(self, path: Path, config: Mapping[str, Any]) -> None:
         names = {"im_start_token_id": "<|im_start|>", "im_end_token_id": "<|im_end|>", **MARKS}
+        vocabulary = self._tokenizer.get_vocab()
         for key, name in names.items():
-            found, wanted = self._tokenizer.convert_tokens_to_ids(name), require(path, config, key)
-            if found != wanted:
-                raise CheckpointError("model", f"{path}: {key} is {wanted}, the tokenizer has {name!r} at {found}")
+            if name not in vocabulary:
+                raise CheckpointError("model", f"{path.parent}: the tokenizer lacks {name}, the config's {key}")
+            if vocabulary[name] != (wanted := require(path, config, key)):
+                raise CheckpointError("model", f"{path}: {key} is {wanted}, the tokenizer has {name} at {vocabulary[name]}")
         rows = self._talker["text_vocab_size"]
         if len(self._tokenizer) > rows:
             raise CheckpointError("model", f"{path}: the tokenizer has {len(self._tokenizer)} tokens, text_vocab_size is {rows}")
-        if len(self._tokenizer(TURN.format(""))["input_ids"]) != ROLE + CLOSING:
+        if len(self._tokenizer(TURN.replace("{}", ""))["input_ids"]) != ROLE + CLOSING:
             raise CheckpointError(
                 "model", f"{path.parent}: the tokenizer cuts the marks of a turn in other pieces than {ROLE} + {CLOSING}"
             )

@@ -21,13 +21,13 @@ from stagevox.models.qwen3_talker.sampling import suppressed
 from stagevox.models.qwen3_talker.text_projection import TextProjection
 
 TEXT_IDS = "text_ids"
-"""State: LongTensor ``[L]``, the text token of each prompt position."""
+"""State: L ints, the text token of each prompt position."""
 
 CODEC_IDS = "codec_ids"
-"""State: LongTensor ``[L]``, the control code of each prompt position, -1 where there is none."""
+"""State: L ints, the control code of each prompt position, -1 where there is none."""
 
 TRAILING_IDS = "trailing_ids"
-"""State: LongTensor ``[K]``, the text tokens of the first K frames; those after them have the pad token."""
+"""State: K ints, the text tokens of the first K frames; those after them have the pad token."""
 
 PAD_ID = "pad_id"
 """State: the pad token."""
@@ -118,10 +118,8 @@ class Qwen3TTSTalkerForConditionalGeneration(Qwen3TalkerHooks, nn.Module):
 
     def prompt_rows(self, info: Info, first: int, end: int) -> torch.Tensor:
         """Rows ``[end - first, H]`` of the prompt."""
-        codec = info[CODEC_IDS][first:end]
         rows = self._text(info[TEXT_IDS][first:end])
-        self._check_ids(CODEC_IDS, codec, -1, self.config.vocab_size)
-        codec = codec.to(rows.device)
+        codec = self._ids(CODEC_IDS, info[CODEC_IDS][first:end], -1, self.config.vocab_size)
         return rows + self.embed_input_ids(codec.clamp(min=0)) * (codec >= 0).to(rows.dtype)[:, None]
 
     def text_rows(self, infos: Sequence[Info], steps: Sequence[int]) -> torch.Tensor:
@@ -129,14 +127,16 @@ class Qwen3TTSTalkerForConditionalGeneration(Qwen3TalkerHooks, nn.Module):
         ids = []
         for info, step in zip(infos, steps, strict=True):
             trailing = info[TRAILING_IDS]
-            ids.append(int(trailing[step]) if step < len(trailing) else int(info[PAD_ID]))
-        return self._text(torch.tensor(ids))
+            ids.append(trailing[step] if step < len(trailing) else info[PAD_ID])
+        return self._text(ids)
 
-    def _text(self, ids: torch.Tensor) -> torch.Tensor:
-        self._check_ids("text ids", ids, 0, self.config.text_vocab_size)
-        rows: torch.Tensor = self.text_projection(self.text_embedding(ids.to(self.never.device)))
+    def _text(self, ids: Sequence[int]) -> torch.Tensor:
+        known = self._ids("text ids", ids, 0, self.config.text_vocab_size)
+        rows: torch.Tensor = self.text_projection(self.text_embedding(known))
         return rows
 
-    def _check_ids(self, what: str, ids: torch.Tensor, low: int, end: int) -> None:
-        if len(ids) and not (low <= int(ids.min()) and int(ids.max()) < end):
-            raise ContractError("preprocess", f"{what} {int(ids.min())} to {int(ids.max())} outside {low} to {end - 1}")
+    def _ids(self, what: str, ids: Sequence[int], low: int, end: int) -> torch.Tensor:
+        """On the model's device, after a check that each has an embedding."""
+        if min(ids) < low or max(ids) >= end:
+            raise ContractError("preprocess", f"{what} {min(ids)} to {max(ids)} outside {low} to {end - 1}")
+        return torch.tensor(ids, device=self.never.device)
