@@ -33,7 +33,7 @@ class Orchestrator:
 
     ``deadline`` is how long, in seconds, nothing may be heard of a request. One that has all its input at the stage it
     stands at may be queued there behind others: it counts as heard of while that stage has outputs for anyone.
-    ``text_stage`` writes what the client reads: it is let come to its end also if there is nothing more to hear.
+    ``text_stage`` writes what the client reads: speech that ends before it doesn't cut it.
     """
 
     def __init__(self, stages: Sequence[str], deadline: float = 30.0, text_stage: str | None = None) -> None:
@@ -185,14 +185,14 @@ class Orchestrator:
         return progress if place is not None and place.finish_reason is None else None
 
     def _settle(self, progress: Progress, now: float) -> list[Command]:
-        """End the request if its last stage has ended; what still runs upstream is cut, but for the text."""
+        """End the request if its last stage has ended; what still runs upstream is cut, unless it is the text."""
         if progress.stages[progress.last].finish_reason is None:
             return []
         open_stages = progress.open_stages()
-        if self.text_stage in open_stages:
-            return []
         if open_stages and progress.has_sent_all(open_stages[-1]):
             return []  # Chunks and outputs travel apart: that stage has yet to say how it ended.
+        if self.text_stage in open_stages:
+            return []
         return self._end(progress, now, progress.finish_reason())
 
     def _end(self, progress: Progress, now: float, reason: str, error: StagevoxError | None = None) -> list[Command]:

@@ -31,7 +31,8 @@ class ChatTokenizer:
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         except Exception as error:  # whatever a damaged file makes the library trip over
-            raise CheckpointError("model", f"{folder}: the tokenizer can't be read: {type(error).__name__}: {error}") from error
+            reason = " ".join(str(error).split())
+            raise CheckpointError("model", f"{folder}: the tokenizer can't be read: {type(error).__name__}: {reason}") from error
         vocabulary = self._tokenizer.get_vocab()
         for token in specials:
             if token not in vocabulary:
