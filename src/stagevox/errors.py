@@ -9,7 +9,8 @@
     │   ├── TextTooLongError
     │   ├── UnknownVoiceError
     │   ├── BadMediaError          an image, a sound or a video that can't be read
-    │   └── BadParameterError      temperature, seed, max_tokens, ...
+    │   ├── BadParameterError      temperature, seed, max_tokens, ...
+    │   └── MediaError             a clip that is no sound, is damaged or too long
     ├── ConfigError                the operator's input, found before an engine starts; .field, .allowed
     │   ├── UnknownModelError
     │   ├── UnknownStageError
@@ -22,6 +23,7 @@
     │   ├── HookShapeError
     │   ├── HookRaisedError        the hook itself raised
     │   └── MissingStateError      state the model needs and nobody stored
+    ├── SamplesError               samples that are no waveform
     ├── ClosedError                used after close()
     └── RequestFailedError         a request ended without a result
         ├── DeadlineError          an upstream input or chunk never came
@@ -80,6 +82,10 @@ class BadParameterError(BadRequestError):
     """A sampling or output parameter is out of range."""
 
 
+class MediaError(BadRequestError):
+    """A clip can't be used: it is no sound, damaged, or over a limit."""
+
+
 class ConfigError(_FieldError):
     """The operator's settings can't work."""
 
@@ -134,6 +140,10 @@ class HookRaisedError(ContractError):
 
 class MissingStateError(ContractError):
     """Per-request state that a hook needs was never stored."""
+
+
+class SamplesError(StagevoxError):
+    """Samples are no waveform: not one-dimensional, or not finite."""
 
 
 class ClosedError(StagevoxError):

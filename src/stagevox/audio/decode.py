@@ -1,0 +1,161 @@
+"""A clip that somebody uploaded, to samples. Its bytes are not to be trusted."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from stagevox.errors import MediaError
+
+from .filters import Resampler
+from .stream import Samples
+
+if TYPE_CHECKING:
+    from av import AudioFrame
+    from av.container import InputContainer
+
+MAX_BYTES = 25 * 2**20
+MAX_SECONDS = 600.0
+LOWEST_RATE, HIGHEST_RATE = 1_000, 192_000
+MAX_CHANNELS = 32
+
+# Nothing else is looked into. A playlist would have FFmpeg open whatever it names; a film, run its decoders of pictures.
+_CONTAINERS = ("wav", "w64", "aiff", "flac", "mp3", "ogg", "aac", "mov", "mp4", "m4a", "3gp", "3g2", "mj2", "matroska", "webm")
+_PCM = ("u8", "s8", "s16le", "s16be", "s24le", "s24be", "s32le", "s32be", "f32le", "f32be", "f64le", "f64be", "mulaw", "alaw")
+_PACKED = ("aac", "alac", "flac", "mp1float", "mp2float", "mp3float", "mp3", "opus", "libopus", "vorbis", "libvorbis")
+_CODECS = _PACKED + tuple(f"pcm_{kind}" for kind in _PCM)
+_GAP_SECONDS = 0.01
+
+
+class Clip(NamedTuple):
+    """Mono ``samples [samples]`` at ``sample_rate`` Hz."""
+
+    samples: Samples
+    sample_rate: int
+
+
+def decode_clip(
+    data: bytes,
+    sample_rate: int | None = None,
+    *,
+    max_bytes: int = MAX_BYTES,
+    max_seconds: float = MAX_SECONDS,
+    field: str = "audio",
+) -> Clip:
+    """The sound of a file: WAV, AIFF, FLAC, MP3, Ogg (Opus, Vorbis, FLAC), AAC, MP4 or WebM; of a film, its first sound.
+
+    Channels are averaged. ``sample_rate`` is the rate wanted, by default that of the file (Opus has one: 48 kHz). Memory goes by
+    the limits, not by what the file claims. Where a WAV or FLAC file states its length it has to have it. An MP3, ADTS or Ogg file
+    that was cut between two frames is a shorter one.
+
+    Raises:
+        MediaError: no file of these, damaged, cut off, without a sample, or over a limit; ``field`` is its name.
+    """
+    if not data:
+        raise MediaError(field, "the clip is empty: 0 bytes")
+    if len(data) > max_bytes:
+        raise MediaError(field, f"the clip has {len(data)} bytes, more than the {max_bytes} allowed")
+    if _cut_off_wav(data):
+        raise MediaError(field, "the clip is damaged: cut off before its end")
+    import av
+
+    try:
+        with av.open(io.BytesIO(data), format=_format(data), options=_options(), metadata_errors="replace") as container:
+            assert isinstance(container, av.container.InputContainer)
+            clip = _read(container, sample_rate, max_seconds, field)
+    except (av.FFmpegError, EOFError, OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise MediaError(field, f"the clip is damaged, or in no format that is known here: {reason}") from None
+    if not len(clip.samples):
+        raise MediaError(field, "the clip has no samples")
+    return clip
+
+
+def _read(container: InputContainer, wanted: int | None, max_seconds: float, field: str) -> Clip:
+    stream = next(iter(container.streams.audio), None)
+    if stream is None:
+        raise MediaError(field, "the clip has no sound")
+    codec = stream.codec_context
+    if codec.name not in _CODECS:
+        raise MediaError(field, f"the clip's codec {codec.name!r} is not known here")
+    codec.thread_count = 1
+    rate = stream.rate
+    if not LOWEST_RATE <= rate <= HIGHEST_RATE:
+        raise MediaError(field, f"the clip has {rate} samples a second, not {LOWEST_RATE} to {HIGHEST_RATE}")
+    gapless = container.format.name == "ogg"  # pages carry their place, and follow each other unless one was lost
+    resampler = Resampler(rate, wanted) if wanted and wanted != rate else None
+    parts: list[Samples] = []
+    num_samples = 0
+    for samples in _frames(container.decode(stream), rate, gapless, field):
+        num_samples += len(samples)
+        if num_samples > max_seconds * rate:
+            raise MediaError(field, f"the clip is longer than the {max_seconds:g} seconds allowed")
+        parts.append(resampler.push(samples) if resampler else samples)
+    if resampler:
+        parts.append(resampler.finish())
+    if container.format.name == "flac" and stream.duration and stream.time_base:
+        declared = round(stream.duration * stream.time_base * rate)
+        if declared != num_samples:
+            raise MediaError(field, f"the clip is damaged: {num_samples} of its {declared} samples are there")
+    return Clip(np.concatenate(parts) if parts else np.zeros(0, np.float32), wanted or rate)
+
+
+def _frames(frames: Iterator[AudioFrame], rate: int, gapless: bool, field: str) -> Iterator[Samples]:
+    """Mono samples, frame by frame."""
+    due: float | None = None  # when the next frame starts, in seconds
+    for frame in frames:
+        if frame.sample_rate != rate:
+            raise MediaError(field, f"the clip changes from {rate} to {frame.sample_rate} samples a second")
+        if frame.layout.nb_channels > MAX_CHANNELS:
+            raise MediaError(field, f"the clip has {frame.layout.nb_channels} channels, more than {MAX_CHANNELS}")
+        time = frame.time
+        if gapless and due is not None and time is not None and abs(time - due) > _GAP_SECONDS:
+            raise MediaError(field, f"the clip is damaged: something is missing at {due:.2f} s")
+        due = time + frame.samples / rate if time is not None else None
+        samples = _mono(frame)
+        if not np.isfinite(samples).all():
+            raise MediaError(field, "the clip has samples that are not finite")
+        yield samples
+
+
+def _mono(frame: AudioFrame) -> Samples:
+    """The mean of a frame's channels; integers are scaled to [-1, 1)."""
+    values = frame.to_ndarray()  # [channels, samples], or [1, samples × channels] if the channels take turns
+    if not frame.format.is_planar:
+        values = values.reshape(-1, frame.layout.nb_channels).T
+    wide = values.astype(np.float64).mean(axis=0)
+    if values.dtype == np.uint8:
+        wide = wide / 128 - 1
+    elif values.dtype.kind == "i":
+        wide = wide / 2.0 ** (8 * values.dtype.itemsize - 1)
+    with np.errstate(over="ignore"):  # to infinity, which is refused
+        return wide.astype(np.float32)
+
+
+def _options() -> dict[str, str]:
+    return {"format_whitelist": ",".join(_CONTAINERS), "codec_whitelist": ",".join(_CODECS), "protocol_whitelist": ""}
+
+
+def _format(data: bytes) -> str | None:
+    """The format of a bare run of frames, which FFmpeg only guesses from several; None: one that FFmpeg knows by its header."""
+    if data[0] != 0xFF or len(data) < 2:
+        return None
+    if data[1] & 0xF6 == 0xF0:
+        return "aac"
+    return "mp3" if data[1] & 0xE0 == 0xE0 else None
+
+
+def _cut_off_wav(data: bytes) -> bool:
+    """Whether a WAV file says that it has more samples than it has. Sizes from 2^31 are those of a stream: unknown."""
+    if data[:4] != b"RIFF" or data[8:12] != b"WAVE":
+        return False
+    position = 12
+    while position + 8 <= len(data):
+        size = int.from_bytes(data[position + 4 : position + 8], "little")
+        if data[position : position + 4] == b"data":
+            return size < 2**31 - 1 and position + 8 + size > len(data)
+        position += 8 + size + size % 2
+    return True
