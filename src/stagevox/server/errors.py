@@ -176,15 +176,11 @@ def _param(loc: Sequence[Any]) -> str | None:
 
 
 _PARTS = {"text", "refusal", "input_audio", "image_url", "audio_url", "video_url"}
-
-
 _BODIES: dict[str, type[RequestModel]] = {"/v1/chat/completions": ChatRequest, "/v1/audio/speech": SpeechRequest}
 
 
 def _nearest(request: Request, loc: list[Any]) -> str:
-    model: type[RequestModel] | None = {"/v1/chat/completions": ChatRequest, "/v1/audio/speech": SpeechRequest}.get(
-        request.url.path
-    )
+    model = _BODIES.get(request.url.path)
     if model is None or len(loc) != 2:
         return ""
     close = difflib.get_close_matches(str(loc[-1])[:100], model.model_fields, n=1)

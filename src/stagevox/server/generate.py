@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,10 +59,10 @@ class Run:
         try:
             # Without media all can be checked at once: what is wrong needn't wait to be told so.
             requests = [] if self._plan.media else await self._requests()
-            async with state.gate.slots(self._plan.choices):
+            async with state.gate.slots(self._plan.choices) as give_back:
                 state.check_open()  # it may have waited for long
                 record.admitted_at = time.monotonic()
-                async with aclosing(self._run(requests or await self._requests())) as pieces:
+                async with aclosing(self._run(requests or await self._requests(), give_back)) as pieces:
                     async for piece in pieces:
                         self._note(piece)
                         yield piece
@@ -106,7 +106,8 @@ class Run:
                 sampling.setdefault(stage, {}).setdefault("seed", self._plan.seed + index)
         return sampling
 
-    async def _run(self, requests: Sequence[OmniRequest]) -> AsyncGenerator[Piece, None]:
+    async def _run(self, requests: Sequence[OmniRequest], give_back: Callable[[], None]) -> AsyncGenerator[Piece, None]:
+        """The pieces; ``give_back`` is called when the pipeline is done, however long the client takes to read."""
         streams: list[RequestStream] = []
         tasks: list[asyncio.Task[None]] = []
         pieces: asyncio.Queue[list[Piece] | BaseException] = asyncio.Queue()
@@ -114,7 +115,7 @@ class Run:
             for answer, request in zip(self.answers, requests, strict=True):
                 stream = self._state.client.submit(request)
                 streams.append(stream)
-                tasks.append(asyncio.ensure_future(self._follow(answer, stream, pieces)))
+                tasks.append(asyncio.ensure_future(self._follow(answer, stream, pieces, give_back)))
             while not (all(answer.done for answer in self.answers) and pieces.empty()):
                 made = await pieces.get()
                 if isinstance(made, BaseException):
@@ -127,7 +128,13 @@ class Run:
             for stream in streams:
                 await stream.aclose()
 
-    async def _follow(self, answer: Answer, stream: RequestStream, pieces: asyncio.Queue[list[Piece] | BaseException]) -> None:
+    async def _follow(
+        self,
+        answer: Answer,
+        stream: RequestStream,
+        pieces: asyncio.Queue[list[Piece] | BaseException],
+        give_back: Callable[[], None],
+    ) -> None:
         try:
             async for event in stream:
                 self._state.observers.happened(self._record, event)
@@ -138,6 +145,8 @@ class Run:
                     break
             await stream.aclose()
             assert answer.done, "the stream ended without an end"
+            if all(one.done for one in self.answers):
+                give_back()
         except Exception as error:
             pieces.put_nowait(error)
 

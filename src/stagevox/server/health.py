@@ -36,13 +36,15 @@ def router(state: ServerState) -> APIRouter:
         headers = {} if good else {"Retry-After": RETRY_SECONDS}
         return Response(body.json_bytes(), 200 if good else 503, headers, "application/json")
 
-    @routes.api_route("/health", methods=["GET", "HEAD"], response_model=Health, responses=down)
+    @routes.head("/health", include_in_schema=False)
+    @routes.get("/health", response_model=Health, responses=down)
     async def health() -> Response:
         """200 while all stages are ready, also while requests in flight are being finished before the end."""
         status = stages_status()
         return answer("draining" if status == "ok" and state.draining else status, good=status == "ok")
 
-    @routes.api_route("/ready", methods=["GET", "HEAD"], response_model=Health, responses=down)
+    @routes.head("/ready", include_in_schema=False)
+    @routes.get("/ready", response_model=Health, responses=down)
     async def ready() -> Response:
         """200 while new requests are taken."""
         status = "draining" if state.draining else stages_status()

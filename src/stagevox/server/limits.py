@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from starlette.datastructures import Headers
@@ -72,19 +72,27 @@ class Gate:
         return len(self._waiting)
 
     @asynccontextmanager
-    async def slots(self, count: int) -> AsyncIterator[None]:
-        """Hold ``count`` slots, waiting for them if need be.
+    async def slots(self, count: int) -> AsyncIterator[Callable[[], None]]:
+        """Hold ``count`` slots, waiting for them if need be; yields what gives them back before the end.
 
         Raises:
             ApiError: 429, the queue is full.
         """
         await self._enter(count)
         started = time.monotonic()
+        held = True
+
+        def give_back() -> None:
+            nonlocal held
+            if held:
+                held = False
+                self._mean_seconds += 0.1 * (time.monotonic() - started - self._mean_seconds)
+                self._leave(count)
+
         try:
-            yield
+            yield give_back
         finally:
-            self._mean_seconds += 0.1 * (time.monotonic() - started - self._mean_seconds)
-            self._leave(count)
+            give_back()
 
     async def _enter(self, count: int) -> None:
         assert 0 < count <= self.max_running

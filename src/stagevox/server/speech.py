@@ -37,7 +37,7 @@ def read_plan(body: SpeechRequest, state: ServerState) -> Plan:
     fields = state.blueprint.front_end.fields
     if "text" not in fields:
         raise refused("model", "this model answers and doesn't read aloud: use /v1/chat/completions", "no_speech")
-    check_sound(body.response_format or DEFAULT_FORMAT, body.sample_rate, body.speed, lambda field: PARAMS.get(field, field))
+    check_sound(format_of(body), body.sample_rate, body.speed, lambda field: PARAMS.get(field, field))
     try:
         voice = resolve_voice(body.voice, state.blueprint.front_end.voices, "voice")
     except UnknownVoiceError as error:
@@ -53,9 +53,14 @@ def read_plan(body: SpeechRequest, state: ServerState) -> Plan:
     return Plan(prompt, sampling, seed=body.seed, names=names | {"text": "input", "voice": "voice", "seed": "seed"})
 
 
+def format_of(body: SpeechRequest) -> str:
+    """The format that is asked for, or the default."""
+    return DEFAULT_FORMAT if body.response_format is None else body.response_format
+
+
 def is_streamed(body: SpeechRequest) -> bool:
     """Raw samples have no header that could be wrong before the end is known: they needn't wait for it."""
-    return body.stream_format is not None or (body.response_format or DEFAULT_FORMAT) in RAW
+    return body.stream_format is not None or format_of(body) in RAW
 
 
 def make_usage(run: Run, record: RequestRecord) -> SpeechUsage:
@@ -74,37 +79,31 @@ async def file_bytes(sound: Sound, pieces: AsyncGenerator[Piece, None]) -> Async
         yield data
 
 
-async def raw(sound: Sound, pieces: AsyncGenerator[Piece, None]) -> AsyncGenerator[bytes, None]:
+async def raw(parts: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
     """The file itself. After the start nothing can tell of an error but a connection that breaks."""
-    async with aclosing(file_bytes(sound, pieces)) as parts:
-        try:
-            async for data in parts:
-                yield data
-        except ApiError as error:
-            raise UnfinishedResponse(error.message) from error
+    try:
+        async for data in parts:
+            yield data
+    except ApiError as error:
+        raise UnfinishedResponse(error.message) from error
 
 
-async def events(
-    sound: Sound, pieces: AsyncGenerator[Piece, None], run: Run, record: RequestRecord
-) -> AsyncGenerator[bytes, None]:
+async def events(parts: AsyncGenerator[bytes, None], run: Run, record: RequestRecord) -> AsyncGenerator[bytes, None]:
     """Server-sent events: deltas in base64 and a last one with the usage. An error after the start is an event too."""
-    async with aclosing(file_bytes(sound, pieces)) as parts:
-        try:
-            async for data in parts:
-                yield event(SpeechDelta(type="speech.audio.delta", audio=base64.b64encode(data).decode()))
-        except ApiError as error:
-            yield b"data: " + error.json() + b"\n\n"
-            return
+    try:
+        async for data in parts:
+            yield event(SpeechDelta(type="speech.audio.delta", audio=base64.b64encode(data).decode()))
+    except ApiError as error:
+        yield b"data: " + error.json() + b"\n\n"
+        return
     reason = run.answers[0].finish_reason
     assert reason is not None
-    yield event(
-        SpeechDone.model_validate({"type": "speech.audio.done", "usage": make_usage(run, record), "finish_reason": reason})
-    )
+    yield event(SpeechDone(type="speech.audio.done", usage=make_usage(run, record), finish_reason=reason))
 
 
-async def whole(sound: Sound, pieces: AsyncGenerator[Piece, None]) -> bytes:
+async def whole(parts: AsyncGenerator[bytes, None]) -> bytes:
     """The whole file."""
-    async with aclosing(file_bytes(sound, pieces)) as parts:
+    async with aclosing(parts):
         return b"".join([data async for data in parts])
 
 
@@ -121,21 +120,19 @@ def router(state: ServerState) -> APIRouter:
         """Speak a text."""
         plan = read_plan(body, state)
         streamed = is_streamed(body)
-        name = body.response_format or DEFAULT_FORMAT
-        sound = Sound(name, state.blueprint.front_end.sample_rate, body.sample_rate, body.speed, streaming=streamed)
+        sound = Sound(format_of(body), state.blueprint.front_end.sample_rate, body.sample_rate, body.speed, streaming=streamed)
         record = RequestRecord(f"speech-{uuid.uuid4().hex}", "speech", streamed)
         run = Run(plan, state, record)
         headers = {"X-Request-Id": record.req_id, "X-Sample-Rate": str(sound.sample_rate)}
+        parts = file_bytes(sound, run.pieces())
         if not streamed:
-            data = await unless_gone(request, whole(sound, run.pieces()))
+            data = await unless_gone(request, whole(parts))
             headers["X-Finish-Reason"] = run.answers[0].finish_reason or ""
             return Response(data, headers=headers, media_type=sound.mime)
         # Whatever fails before the first sound is a status.
-        pieces = await unless_gone(request, primed(run.pieces()))
+        begun = await unless_gone(request, primed(parts))
         if body.stream_format == "sse":
-            stream, mime = events(sound, pieces, run, record), "text/event-stream"
-        else:
-            stream, mime = raw(sound, pieces), sound.mime
-        return PiecesResponse(stream, pieces, mime, headers, state.settings.send_seconds)
+            return PiecesResponse(events(begun, run, record), begun, "text/event-stream", headers, state.settings.send_seconds)
+        return PiecesResponse(raw(begun), begun, sound.mime, headers, state.settings.send_seconds)
 
     return routes
