@@ -17,9 +17,9 @@ from typing import Any, NoReturn
 
 from stagevox.errors import BadRequestError, ConfigError, StagevoxError
 
-from . import say
+from . import say, serve
 
-COMMANDS = (say,)
+COMMANDS = (say, serve)
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 

@@ -161,12 +161,13 @@ def _overrides(given: str | None) -> Any:
     if given is None:
         return None
     try:
-        return json.loads(given, object_pairs_hook=_without_repeats)
+        return json.loads(given, object_pairs_hook=without_repeats)
     except (ValueError, RecursionError) as error:
         raise ConfigError("stage_overrides", f"not JSON: {error}") from None
 
 
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object whose keys stand there once; for ``object_pairs_hook``."""
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:

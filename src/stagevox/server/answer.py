@@ -9,7 +9,7 @@ from typing import Literal
 from stagevox.audio.check import as_samples
 from stagevox.audio.stream import Samples
 from stagevox.contract import CODES, WAVEFORM
-from stagevox.errors import RequestFailedError, SamplesError
+from stagevox.errors import ClosedError, RequestFailedError, SamplesError
 from stagevox.pipeline.events import ClientEvent, EmitOutput, FinishRequest
 
 FinishReason = Literal["stop", "length"]
@@ -117,7 +117,7 @@ class Answer:
             raise error
         finish_reason = ENDS.get(reason)
         if finish_reason is None:
-            raise RequestFailedError(f"the request ended early: {reason}")
+            raise ClosedError("the server is shutting down")
         pieces = self._more_text(self._read(self._token_ids), last=True) if self._token_ids else []
         return pieces if self.done else [*pieces, self._end(finish_reason)]
 

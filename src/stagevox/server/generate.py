@@ -60,7 +60,6 @@ class Run:
             # Without media all can be checked at once: what is wrong needn't wait to be told so.
             requests = [] if self._plan.media else await self._requests()
             async with state.gate.slots(self._plan.choices) as give_back:
-                state.check_open()  # it may have waited for long
                 record.admitted_at = time.monotonic()
                 async with aclosing(self._run(requests or await self._requests(), give_back)) as pieces:
                     async for piece in pieces:

@@ -94,6 +94,13 @@ class Gate:
         finally:
             give_back()
 
+    def close(self) -> None:
+        """Send away all who wait: the server is about to end."""
+        while self._waiting:
+            _, future = self._waiting.popleft()
+            if not future.done():
+                future.set_exception(ApiError(503, "the server is shutting down", code="draining"))
+
     async def _enter(self, count: int) -> None:
         assert 0 < count <= self.max_running
         if not self._waiting and self.running + count <= self.max_running:
