@@ -18,8 +18,8 @@ from stagevox.config.topology import StageSpec, Topology
 from stagevox.contract import CODES, SAMPLE_RATE, WAVEFORM, StageExecutionType
 from stagevox.errors import (
     BadRequestError,
-    DeadlineError,
     EmptyTextError,
+    RequestFailedError,
     StageDiedError,
     TextTooLongError,
     UnknownVoiceError,
@@ -92,12 +92,15 @@ def samples_of(text_bytes, voice="slt", seed=None, frames=None):
     return noise.astype(np.float32)
 
 
+class Ended(Exception):
+    """The pipeline ends a request."""
+
+
 class ScriptedStream:
     """One request; iterating makes its events."""
 
     def __init__(self, client, request):
         self._client, self._request = client, request
-        self._task = None
         self._closed = False
 
     def __aiter__(self):
@@ -106,20 +109,20 @@ class ScriptedStream:
     async def _events(self):
         client, request = self._client, self._request
         started = time.monotonic()
-        reason, error = "abort", None
+        error = None
         try:
             async for event in client.script(request):
                 yield event
-                if isinstance(event, str):
-                    raise AssertionError
-            reason = client.reasons.pop(request.req_id)
-        except (BadRequestError, DeadlineError, StageDiedError) as failure:
+            reason = client.reasons[request.req_id]
+        except Ended:
+            reason = "abort"
+        except (BadRequestError, RequestFailedError) as failure:
             reason, error = "error", failure
-        finally:
-            if reason == "abort":
-                await self.aclose()
-            client.drop(request.req_id)
+        except BaseException:
+            await self.aclose()
+            raise
         self._closed = True
+        client.drop(request.req_id)
         now = time.monotonic()
         yield FinishRequest(request.req_id, reason, error, Timing(started, None, now))
 
@@ -133,7 +136,7 @@ class ScriptedStream:
 class ScriptedClient:
     """An ``OmniClient``.
 
-    ``pause`` seconds pass before each output. ``gate``: an event that all outputs after the first wait for, so that a test holds
+    ``pause`` seconds pass before each output. ``hold``: an event that all outputs after the first wait for, so that a test holds
     requests in flight. ``fail`` maps a text to an error and the number of outputs before it; ``kill`` makes a stage die.
     """
 
@@ -146,7 +149,7 @@ class ScriptedClient:
         self.reasons = {}
         self.stages = dict.fromkeys(STAGES, StageHealth.READY)
         self.most_live = 0
-        self.died = asyncio.Event()
+        self.died, self.ended = asyncio.Event(), asyncio.Event()
 
     async def start(self):
         pass
@@ -177,9 +180,11 @@ class ScriptedClient:
             if error is not None and made >= after:
                 raise error
             if made and self.hold is not None:
-                await self._held()
+                await self._wait(self.hold.wait())
             if self.pause:
-                await asyncio.sleep(self.pause)
+                await self._wait(asyncio.sleep(self.pause))
+            if self.ended.is_set():
+                raise Ended
             for name, health in self.stages.items():
                 if health is StageHealth.DEAD and (name == "thinker" or request.last_stage is None):
                     raise StageDiedError(f"{name}: the engine died")
@@ -207,9 +212,9 @@ class ScriptedClient:
             raise error
         self.reasons[req_id] = reason
 
-    async def _held(self):
-        """Wait until nothing is held, or a stage dies."""
-        waits = [asyncio.ensure_future(event.wait()) for event in (self.hold, self.died)]
+    async def _wait(self, what):
+        """Wait for it, or until a stage dies or the pipeline ends its requests."""
+        waits = [asyncio.ensure_future(one) for one in (what, self.died.wait(), self.ended.wait())]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -231,9 +236,10 @@ class ScriptedClient:
         return [StageStats(name) for name in STAGES]
 
     async def drain(self, seconds):
-        with_end = time.monotonic() + seconds
-        while self.live and time.monotonic() < with_end:
+        end = time.monotonic() + seconds
+        while self.live and time.monotonic() < end:
             await asyncio.sleep(0.01)
+        self.ended.set()
 
     async def close(self):
         pass

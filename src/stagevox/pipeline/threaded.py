@@ -175,6 +175,8 @@ class ThreadedClient:
         if self._ended is not None:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._ended.wait(), CLOSE_SECONDS)
+                assert self._thread is not None
+                self._thread.join(1.0)  # it has said its last
 
     async def _until_idle(self) -> None:
         while self._streams:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import json
 import logging
@@ -220,6 +221,10 @@ class LastResort:
             await self._app(scope, receive, note)
         except (ClientGone, UnfinishedResponse):
             pass
+        except asyncio.CancelledError:  # by the server, whose patience at its end is over
+            if not started:
+                await ApiError(503, "the server is shutting down", code="draining").response()(scope, receive, send)
+            raise
         except Exception as error:
             answer = as_api_error(error)
             if not started:

@@ -208,20 +208,8 @@ def test_a_model_error_belongs_to_its_request(serve, stream):
 
     server = serve()
     server.client.fail["hello there"] = RequestFailedError(f"talker: {HookRaisedError('preprocess', 'oops')}"), 0
-    server.client.script = fail_with(server.client)
     assert error_of(server.chat(stream=stream), 500)["code"] == "request_failed"
     assert server.chat("hello you", stream=stream).status_code == 200
-
-
-def fail_with(client):
-    """The script of a client whose failures are not only those a scripted stream turns into an end."""
-    real = type(client).script
-
-    async def script(request):
-        async for event in real(client, request):
-            yield event
-
-    return script
 
 
 @pytest.mark.parametrize(
