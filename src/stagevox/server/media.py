@@ -103,23 +103,30 @@ class MediaLoader:
             raise BadMediaError(param, "not a file of this machine")
         # One answer for what is missing and what is out of bounds: nobody learns what else there is.
         nothing = BadMediaError(param, "no such file in the folder that is allowed")
-        root = os.path.realpath(folder)
         try:
-            path = os.path.realpath(unquote(parts.path))
-            if os.path.commonpath([root, path]) != root:
-                raise nothing
-            number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+            data = _read_within(os.path.realpath(folder), os.path.realpath(unquote(parts.path)), self._max_bytes + 1)
         except (OSError, ValueError):
             raise nothing from None
-        with os.fdopen(number, "rb") as file:
-            info = os.fstat(number)
-            real = os.path.realpath(f"/proc/self/fd/{number}")  # where it is now that it is open
-            if not stat.S_ISREG(info.st_mode) or os.path.commonpath([root, real]) != root:
-                raise nothing
-            data = file.read(self._max_bytes + 1)
+        if data is None:
+            raise nothing
         if len(data) > self._max_bytes:
             raise BadMediaError(param, f"more than {self._max_bytes} bytes")
         return data
+
+
+def _read_within(root: str, path: str, size: int) -> bytes | None:
+    """The first ``size`` bytes of a plain file under ``root``; both paths are real ones."""
+    if os.path.commonpath([root, path]) != root:
+        return None
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        real = os.path.realpath(f"/proc/self/fd/{number}")  # where it is now that it is open
+        if not stat.S_ISREG(os.fstat(number).st_mode) or os.path.commonpath([root, real]) != root:
+            return None
+        with os.fdopen(number, "rb", closefd=False) as file:
+            return file.read(size)
+    finally:
+        os.close(number)
 
 
 def _decode(part: MediaPart, data: bytes, max_bytes: int) -> Any:
