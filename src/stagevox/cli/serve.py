@@ -92,8 +92,7 @@ def run(args: argparse.Namespace) -> int:
     from stagevox.server.run import bind, serve
     from stagevox.server.settings import MIB, ServerSettings
 
-    logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    _log(args.log_level.upper())
     sock = bind(args.host, args.port)  # before any model is loaded
     with sock:
         blueprint = Blueprint.of(args.model, overrides)
@@ -129,6 +128,18 @@ def run(args: argparse.Namespace) -> int:
             )
         )
     return 0
+
+
+def _log(level: str) -> None:
+    """Ours and the HTTP server's lines on stderr; what else there is keeps its own settings."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    for name in ("stagevox", "uvicorn"):
+        logger = logging.getLogger(name)
+        logger.addHandler(handler)
+        logger.setLevel(level)
+        logger.propagate = False
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
 
 
 def _integer(low: int, high: float = float("inf")) -> Callable[[str], int]:

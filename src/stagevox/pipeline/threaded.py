@@ -102,6 +102,7 @@ class ThreadedClient:
         self._wake = threading.Event()
         self._stopping = False
         self._alive = self._names
+        self._loaded = False
         self._thread: threading.Thread | None = None
         self._ended: asyncio.Event | None = None
 
@@ -169,10 +170,13 @@ class ThreadedClient:
             await asyncio.wait_for(self._until_idle(), CLOSE_SECONDS)
 
     async def close(self) -> None:
-        """Stop all stages and free what they held; closing again does nothing. Never waits longer than a few seconds."""
+        """Stop all stages and free what they held; closing again does nothing. Never waits longer than a few seconds.
+
+        Stages that are being loaded are not waited for: their thread closes them once they are there.
+        """
         self._stopping = True
         self._wake.set()
-        if self._ended is not None:
+        if self._ended is not None and self._loaded:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._ended.wait(), CLOSE_SECONDS)
                 assert self._thread is not None
@@ -218,6 +222,7 @@ class ThreadedClient:
         try:
             try:
                 stages += self._load()
+                self._loaded = True
                 driver = InlineDriver(stages, self._orchestrator, LocalConnector(), sleep=self._sleep)
                 if self._warm_up is not None:
                     driver.submit(self._warm_up)

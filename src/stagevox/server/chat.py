@@ -52,15 +52,17 @@ def router(state: ServerState) -> APIRouter:
         answer = ChatAnswer(body, state)
         record = RequestRecord(answer.id, "chat", bool(body.stream))
         run = Run(plan, state, record)
+        headers = {"X-Request-Id": answer.id}
         if not body.stream:
             whole = ChatWhole(answer, run, state)
             await unless_gone(request, whole.collect(run.pieces()))
-            return Response(whole.completion(make_usage(run, record)).json_bytes(), media_type="application/json")
+            data = whole.completion(make_usage(run, record)).json_bytes()
+            return Response(data, headers=headers, media_type="application/json")
         # Whatever fails before the first piece is a status, not an event.
         pieces = await unless_gone(request, primed(run.pieces()))
         with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
         stream = ChatStream(answer, run, state, with_usage)
         parts = events(stream, pieces, (lambda: make_usage(run, record)) if with_usage else None)
-        return PiecesResponse(parts, pieces, "text/event-stream", {}, state.settings.send_seconds)
+        return PiecesResponse(parts, pieces, "text/event-stream", headers, state.settings.send_seconds)
 
     return routes

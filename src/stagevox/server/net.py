@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, Sequence
+from functools import cache
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 import httpx
@@ -56,10 +58,12 @@ class Fetcher:
         *,
         resolve: Resolve = resolve,
         may_connect: Callable[[Address], bool] = is_public,
+        trusted: Callable[[], ssl.SSLContext] = ssl.create_default_context,
     ) -> None:
         self._domains = frozenset(domain.lower().rstrip(".") for domain in domains)
         self._max_bytes, self._seconds = max_bytes, seconds
         self._resolve, self._may_connect = resolve, may_connect
+        self._trusted = cache(trusted)  # takes tens of milliseconds
 
     async def fetch(self, url: str, field: str) -> bytes:
         """The body behind ``url``.
@@ -86,7 +90,12 @@ class Fetcher:
         netloc = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
         pinned = parts._replace(netloc=netloc, fragment="").geturl()
         headers = {"Host": parts.netloc, "Accept-Encoding": "identity", "User-Agent": "stagevox"}
-        async with httpx.AsyncClient(trust_env=False, follow_redirects=False, timeout=self._seconds) as client:
+        async with httpx.AsyncClient(
+            verify=self._trusted() if parts.scheme == "https" else False,
+            trust_env=False,
+            follow_redirects=False,
+            timeout=self._seconds,
+        ) as client:
             request = client.build_request("GET", pinned, headers=headers, extensions={"sni_hostname": host})
             response = await client.send(request, stream=True)
             try:

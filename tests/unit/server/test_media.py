@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import datetime
 import io
 import ipaddress
 import os
+import ssl
 import threading
 import time
 import wave
@@ -15,6 +17,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 from PIL import Image
 
 from stagevox.audio.wav import wav_bytes
@@ -333,6 +339,57 @@ def test_redirects_are_checked_anew(web):
 def test_hosts_that_are_not_allowed(web, url):
     refused(web, url.format(port=web.port))
     assert web.seen == []
+
+
+@pytest.mark.covers("SV-5")
+@pytest.mark.parametrize("name", ["media.example", "other.example"])
+def test_a_certificate_is_checked_against_the_name(name, tmp_path):
+    """Though the connection goes to an address."""
+    certificate = self_signed("media.example", tmp_path)
+    with site() as server:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+
+        async def resolve(host, port):
+            return ["127.0.0.1"]
+
+        fetcher = Fetcher(
+            (f"{name}:{server.server_port}",),
+            10**6,
+            5.0,
+            resolve=resolve,
+            may_connect=lambda address: True,
+            trusted=lambda: ssl.create_default_context(cafile=certificate),
+        )
+        call = fetcher.fetch(f"https://{name}:{server.server_port}/sound", "x")
+        if name == "media.example":
+            assert asyncio.run(call) == WAV
+        else:
+            with pytest.raises(BadMediaError, match="could not be fetched"):
+                asyncio.run(call)
+
+
+def self_signed(name, folder):
+    """A PEM file with a key and a certificate of ``name``."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    path = folder / "site.pem"
+    path.write_bytes(private + certificate.public_bytes(serialization.Encoding.PEM))
+    return str(path)
 
 
 def test_fetches_that_fail(web):
