@@ -17,9 +17,9 @@ from typing import Any, NoReturn
 
 from stagevox.errors import BadRequestError, ConfigError, StagevoxError
 
-from . import say, serve
+from . import config, say, serve
 
-COMMANDS = (say, serve)
+COMMANDS = (say, serve, config)
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 

@@ -18,7 +18,7 @@ from stagevox.config.topology import StageSpec
 from stagevox.contract import Capabilities, StageExecutionType
 from stagevox.errors import CapabilityError, CheckpointError
 
-from .engine_args import check_engine_args
+from .engine_args import coerce_engine_args
 from .plugin import register
 from .wire import StageSettings
 
@@ -40,7 +40,7 @@ def make_config(spec: StageSpec, overrides: Mapping[str, Any], *, record: bool =
     """The vLLM config of a stage; raises a :class:`stagevox.errors.ConfigError` for what can't work."""
     if spec.execution_type is StageExecutionType.DIFFUSION:
         raise CapabilityError(spec.name, "no runtime for diffusion stages yet", ["ar", "generation"])
-    check_engine_args(spec.name, overrides)
+    overrides = coerce_engine_args(spec.name, overrides)
     register()
     load_general_plugins()
     capabilities = Capabilities.of(_import_model_class(spec))

@@ -179,7 +179,7 @@ class ToyVocoder(torch.nn.Module):
 
 
 class ToyAdapter:
-    """Chunks hold ``ids`` (a prompt, or frames); frames also enter the state, all so far. ``bad`` raises."""
+    """Chunks hold ``ids`` (a prompt, or frames); frames also enter the state, all so far. ``ready`` is passed on, ``bad`` raises."""
 
     held: dict[str, list[int]]
 
@@ -193,7 +193,13 @@ class ToyAdapter:
         codes = self.held.setdefault(request.req_id, [])
         codes += ids
         payload = {"codes": torch.tensor(codes, dtype=torch.int64), **chunk.data.get("payload", {})}
-        return StageInput(prompt_token_ids=ids, payload=payload, end=chunk.end, sampling=chunk.data.get("sampling", {}))
+        return StageInput(
+            prompt_token_ids=ids,
+            payload=payload,
+            end=chunk.end,
+            sampling=chunk.data.get("sampling", {}),
+            ready=chunk.data.get("ready"),
+        )
 
     def drop(self, req_id):
         self.held.pop(req_id, None)
