@@ -78,10 +78,10 @@ async def rounds(url: str, count: int, concurrency: int, call: object, seed: int
     return seen
 
 
-def resident(pid: int) -> float:
-    """MiB of a process and what it has started."""
+def resident(pid: int) -> list[int]:
+    """MiB of a process and of what it has started, each."""
     process = psutil.Process(pid)
-    return sum(one.memory_info().rss for one in (process, *process.children(recursive=True))) / 2**20
+    return [round(one.memory_info().rss / 2**20) for one in (process, *process.children(recursive=True))]
 
 
 def idle(url: str) -> bool:
@@ -100,18 +100,19 @@ def soak(url: str, pid: int, args: argparse.Namespace) -> dict[str, object]:
     warm = asyncio.run(rounds(url, args.warm_up, args.concurrency, ask, 0))
     before, started = resident(pid), time.monotonic()
     asked = asyncio.run(rounds(url, args.requests, args.concurrency, ask, 1))
-    seconds = time.monotonic() - started
+    seconds, between = time.monotonic() - started, resident(pid)
     asyncio.run(rounds(url, args.aborts, args.concurrency, leave, 2))
     empty, after = idle(url), resident(pid)
-    growth = after / before - 1
+    growth = sum(after) / sum(before) - 1
     good = set(warm) == set(asked) == {"ok"} and empty and growth <= args.growth
     return {
         "requests": dict(asked),
         "seconds": round(seconds, 1),
         "aborts": args.aborts,
         "idle_after": empty,
-        "mib_before": round(before),
-        "mib_after": round(after),
+        "mib_before": before,
+        "mib_between": between,
+        "mib_after": after,
         "growth": round(growth, 4),
         "passed": good,
     }
