@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +13,6 @@ from safetensors.numpy import load_file
 
 from stagevox.bench.checkpoints.weights import digest
 from stagevox.config.blueprint import Blueprint
-from stagevox.config.objects import load_attribute
 from stagevox.config.topology import Topology
 from stagevox.omni import Omni, OmniResult
 
@@ -43,9 +43,8 @@ class Golden(NamedTuple):
 
 def omni(topology: Topology, overrides: Mapping[str, Mapping[str, Any]], **options: Any) -> Omni:
     """A model made of ``topology``, ``overrides`` laid over small engines."""
-    front_end = load_attribute(topology.front_end)(topology.checkpoint)
     small = {stage.name: {**TINY, **overrides.get(stage.name, {})} for stage in topology.stages}
-    return Omni(Blueprint(topology, front_end, small), **options)
+    return Omni(replace(Blueprint.of(topology.checkpoint, small), topology=topology), **options)
 
 
 def say(model: Omni, prompts: Sequence[Mapping[str, Any]], params: Sequence[Mapping[str, Any]]) -> list[OmniResult]:

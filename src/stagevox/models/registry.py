@@ -13,6 +13,9 @@ from .checkpoint import read_json
 ARCHITECTURES = {
     "MiniTalkerForCausalLM": "stagevox.models.mini.talker:MiniTalkerForCausalLM",
     "MiniCode2Wav": "stagevox.models.mini.code2wav:MiniCode2Wav",
+    "Qwen3OmniThinker": "stagevox.models.qwen3_omni.thinker:Qwen3OmniThinker",
+    "Qwen3OmniTalker": "stagevox.models.qwen3_omni.talker:Qwen3OmniTalker",
+    "Qwen3OmniCode2Wav": "stagevox.models.qwen3_omni.code2wav:Qwen3OmniCode2Wav",
     "Qwen3TTSTalkerForConditionalGeneration": "stagevox.models.qwen3_tts.talker:Qwen3TTSTalkerForConditionalGeneration",
     "Qwen3TTSCode2Wav": "stagevox.models.qwen3_tts.code2wav:Qwen3TTSCode2Wav",
     "Qwen2_5OmniThinker": "stagevox.models.qwen2_5_omni.thinker:Qwen2_5OmniThinker",
@@ -40,6 +43,7 @@ PACKAGED = ("mini",)
 """Models that ship with stagevox."""
 
 FAMILIES: dict[str, str] = {
+    "qwen3_omni_moe": "stagevox.models.qwen3_omni.topology",
     "qwen3_tts": "stagevox.models.qwen3_tts.topology",
     "qwen2_5_omni": "stagevox.models.qwen2_5_omni.topology",
 }

@@ -1,14 +1,13 @@
 """Qwen2.5-Omni as it is produced: the Talker runs while the Thinker writes, the vocoder while the Talker speaks."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
-from stagevox.models.qwen2_5_omni.topology import streaming, topology
-from support.families import omni
+from stagevox.config.blueprint import Blueprint
+from stagevox.omni import Omni
+from support.families import TINY
 from support.modes import Mode, shown
-from support.qwen2_5_omni import AR, CONCURRENT, FAMILY, WAVE_TOLERANCE, Answers, check, codes_of, frames
+from support.qwen2_5_omni import AR, CONCURRENT, FAMILY, WAVE_TOLERANCE, Answers, check, codes_of, frames, greedy, prompt
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -18,13 +17,26 @@ def oracle(golden):
     return golden(FAMILY)
 
 
+def streaming(folder, sizes, context, ahead, **settings):
+    """The stages as an operator lets them stream."""
+    settings = {**TINY, **AR, "max_model_len": 256, **settings}
+    overrides = {"thinker": {**settings, "num_gpu_blocks_override": 40}, "talker": settings, "code2wav": TINY}
+    options = [
+        "thinker.chunk_options.stream=true",
+        "talker.chunk_options.sizes=[1]",
+        f"code2wav.input_options.sizes={list(sizes)}",
+        f"code2wav.input_options.context={context}",
+        f"code2wav.input_options.ahead={ahead}",
+    ]
+    return Omni(Blueprint.of(folder, overrides, stage_settings=options), deadline=300)
+
+
 @pytest.fixture(scope="module")
 def model(checkpoint, oracle):
     """Small budget and pool: rows and codes come in pieces, requests wait and are preempted."""
-    settings = {**AR, "max_model_len": 256, **Mode(budget=32, blocks=9).overrides}
     chunk = oracle.facts["chunk"]
-    stages = streaming(topology(checkpoint(FAMILY)), (chunk["frames"],), chunk["context"], chunk["ahead"])
-    with omni(stages, {"thinker": {**settings, "num_gpu_blocks_override": 40}, "talker": settings}, deadline=300) as made:
+    small = Mode(budget=32, blocks=9).overrides
+    with streaming(checkpoint(FAMILY), [chunk["frames"]], chunk["context"], chunk["ahead"], **small) as made:
         yield made
 
 
@@ -45,8 +57,6 @@ def test_the_talker_speaks_before_the_reply_is_whole(model, oracle):
     def note(event):
         if getattr(event, "stage", None) in ("thinker", "talker", "code2wav"):
             order.append((event.stage, len(event.output.new_token_ids)))
-
-    from support.qwen2_5_omni import greedy, prompt
 
     (result,) = model.generate([prompt(case)], [greedy(case)], on_event=note)
     assert codes_of(result) == frames(case)
@@ -78,15 +88,5 @@ def test_borders_of_chunks_do_not_click(model, oracle):
 @pytest.mark.parametrize("sizes", [(5,), (12, 24)])
 def test_total_length_is_stated(checkpoint, oracle, sizes):
     """480 samples a frame, whatever the chunks; with all frames in view a chunk's samples are those of the whole."""
-    stages = streaming(topology(checkpoint(FAMILY)), sizes, 10_000, 10_000)
-    assert stages.stages[2].input_options["sizes"] == sizes
-    with omni(stages, {"thinker": AR, "talker": AR}, deadline=300) as model:
+    with streaming(checkpoint(FAMILY), sizes, 10_000, 10_000) as model:
         check(oracle, Answers(model, oracle, ["steady", "other_voice"]))
-
-
-def test_streaming_changes_nothing_but_the_road(checkpoint):
-    whole = topology(checkpoint(FAMILY))
-    pieces = streaming(whole)
-    for one, other in zip(whole.stages, pieces.stages, strict=True):
-        same = {"chunk_options": {}, "input_options": {}}
-        assert dataclasses.replace(one, **same) == dataclasses.replace(other, **same)

@@ -31,7 +31,8 @@ class ChatTokenizer:
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         except Exception as error:  # whatever a damaged file makes the library trip over
-            raise CheckpointError("model", f"{folder}: the tokenizer can't be read: {type(error).__name__}: {error}") from error
+            reason = " ".join(str(error).split())
+            raise CheckpointError("model", f"{folder}: the tokenizer can't be read: {type(error).__name__}: {reason}") from error
         vocabulary = self._tokenizer.get_vocab()
         for token in specials:
             if token not in vocabulary:
@@ -51,6 +52,11 @@ class ChatTokenizer:
         if not isinstance(template, str):
             raise CheckpointError("model", f"{folder} holds no chat template")
         return template
+
+    def id_of(self, token: str) -> int:
+        """The id of a token of the vocabulary."""
+        number: int = self._tokenizer.convert_tokens_to_ids(token)
+        return number
 
     def encode(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Token ids of checked messages, with the assistant's turn begun."""

@@ -82,7 +82,8 @@ def read_config(folder: Path) -> Any:
     try:
         return Qwen2_5OmniConfig(**raw)
     except Exception as error:  # whatever the config's own validation trips over
-        raise CheckpointError("model", f"{path} is no config of this family: {type(error).__name__}: {error}") from error
+        reason = " ".join(str(error).split())
+        raise CheckpointError("model", f"{path} is no config of this family: {reason}") from error
 
 
 def check_checkpoint(folder: Path) -> Any:
@@ -91,8 +92,8 @@ def check_checkpoint(folder: Path) -> Any:
     Raises:
         CheckpointError: names the file and the key.
     """
-    config = read_config(folder)
     ids = read_ids(folder)
+    config = read_config(folder)
     limits = (
         ("talker_config", config.talker_config.vocab_size),
         ("thinker_config", config.thinker_config.text_config.vocab_size),

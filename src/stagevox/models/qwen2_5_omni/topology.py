@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,12 @@ def topology(folder: Path) -> Topology:
 
 
 def stages(folder: Path, config: Any) -> tuple[StageSpec, ...]:
-    """Thinker, Talker and Code2Wav; the Talker starts when the reply is whole, the vocoder when the codes are."""
+    """Thinker, Talker and Code2Wav; the Talker starts when the reply is whole, the vocoder when the codes are.
+
+    That is what the published model does. With the options ``stream`` of the Thinker's chunks, and ``sizes`` of the Talker's chunks
+    and of Code2Wav's input, each starts as soon as it can: text and codes are the same, samples those of a vocoder that sees a
+    window of the frames. Windows are best multiples of the vocoder's attention blocks of 12 frames.
+    """
     ids = read_ids(folder)
     bridge = f"{__package__}.bridge"
     return (
@@ -123,23 +128,3 @@ class VocoderPart:
         for name, value in {**shape, "vocab_size": 1, "max_position_embeddings": 2048}.items():
             setattr(part, name, value)
         return part
-
-
-WINDOWS = (12, 24, 48)
-"""Frames of a stream's first windows, the last size for all that follow: multiples of the vocoder's attention blocks of 12."""
-
-
-def streaming(whole: Topology, sizes: Sequence[int] = WINDOWS, context: int = 48, ahead: int = 12) -> Topology:
-    """The same stages, each starting as soon as it has something to do: text, codes and samples come as they are made.
-
-    Text and codes are those of the whole. Samples are not: the vocoder sees a window of frames, with ``context`` frames before and
-    ``ahead`` after it, where the published model sees all of them.
-    """
-    thinker, talker, code2wav = whole.stages
-    window = {"sizes": tuple(sizes), "context": context, "ahead": ahead}
-    stages = (
-        replace(thinker, chunk_options={"stream": True}),
-        replace(talker, chunk_options={"sizes": (1,)}),
-        replace(code2wav, input_options=window),
-    )
-    return replace(whole, stages=stages)
