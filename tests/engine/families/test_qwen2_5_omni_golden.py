@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
+from stagevox.errors import BadMediaError, EmptyTextError
 from stagevox.models.qwen2_5_omni.topology import topology
 from support.families import LEAST_MARGIN, omni
-from support.qwen2_5_omni import AR, FAMILY, Answers, check, check_wave, codes_of, frames
+from support.qwen2_5_omni import AR, FAMILY, Answers, check, check_wave, codes_of, frames, greedy, prompt
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what vLLM, torch and transformers warn of is theirs
 
@@ -94,3 +95,17 @@ def test_a_seed_speaks_the_same_alone_and_among_others(model, oracle):
     assert codes_of(other) != codes_of(alone)
     noise = Answers(model, oracle, ["steady"], **{**drawn, "code2wav": {"seed": 12}}).results["steady"]
     assert codes_of(noise) == codes_of(alone) and not np.array_equal(noise.audio, alone.audio)
+
+
+def test_media_that_no_processor_can_read_fail_alone(model, oracle):
+    """Each by name, and their neighbours speak on (F44)."""
+    bad = {"text": "hear", "audios": [np.zeros(3, np.float32)]}, {"text": "see", "images": [b"no image"]}, {"text": " "}
+    names = ["two_tokens", "one_frame"]
+    asked = [prompt(oracle.cases[names[0]]), *bad, prompt(oracle.cases[names[1]])]
+    results = model.generate(asked, [greedy(oracle.cases[names[0]])] * 4 + [greedy(oracle.cases[names[1]])])
+    model.assert_idle()
+    assert [codes_of(results[index]) for index in (0, 4)] == [frames(oracle.cases[name]) for name in names]
+    errors = [result.error for result in results[1:4]]
+    assert [type(error) for error in errors] == [BadMediaError, BadMediaError, EmptyTextError]
+    assert [error.field for error in errors] == ["audio", "images[0]", "text"]
+    assert all(len(str(error).splitlines()) == 1 for error in errors)

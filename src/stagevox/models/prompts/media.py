@@ -79,9 +79,10 @@ def _audio(field: str, given: Any) -> Any:
     if isinstance(given, bytes):
         given, rate = _wav(field, given)
     elif isinstance(given, tuple):
-        if len(given) != 2:
-            raise BadMediaError(field, f"{len(given)} values, expected samples and their rate in Hz")
-        given, rate = given
+        try:
+            given, rate = given
+        except ValueError:
+            raise BadMediaError(field, f"{len(given)} values, expected samples and their rate in Hz") from None
         if isinstance(rate, bool) or not isinstance(rate, int | float | np.number) or not 1000 <= rate <= 400_000:
             raise BadMediaError(field, f"a sample rate of {rate!r} Hz")
     try:

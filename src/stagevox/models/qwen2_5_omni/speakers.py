@@ -55,8 +55,8 @@ def _speaker(path: Path, name: str, entry: object, embedding: int, mel: int, voc
     cond, ref_mel = (_tensor(path, name, key, entry[key]) for key in ("cond", "ref_mel"))
     if cond.shape != (1, embedding):
         raise CheckpointError("model", f"{path}: cond of voice {name} has shape {list(cond.shape)}, expected [1, {embedding}]")
-    if ref_mel.dim() != 3 or ref_mel.shape[0] != 1 or not ref_mel.shape[1] or ref_mel.shape[2] != mel:
-        shape = list(ref_mel.shape)
+    shape = list(ref_mel.shape)
+    if ref_mel.dim() != 3 or not ref_mel.numel() or shape != [1, shape[1], mel]:
         raise CheckpointError("model", f"{path}: ref_mel of voice {name} has shape {shape}, expected [1, frames, {mel}]")
     return Speaker(token, cond, ref_mel)
 

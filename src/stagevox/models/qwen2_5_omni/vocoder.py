@@ -45,10 +45,8 @@ class Token2Wav(nn.Module):
 
     def __init__(self, config: Any) -> None:
         super().__init__()
-        for part in (config, config.dit_config, config.bigvgan_config):
-            part._attn_implementation = "sdpa"
-        self.code2wav_dit_model = Qwen2_5OmniToken2WavDiTModel(config.dit_config)
-        self.code2wav_bigvgan_model = Qwen2_5OmniToken2WavBigVGANModel(config.bigvgan_config)
+        self.code2wav_dit_model = Qwen2_5OmniToken2WavDiTModel._from_config(config.dit_config, attn_implementation="sdpa")
+        self.code2wav_bigvgan_model = Qwen2_5OmniToken2WavBigVGANModel._from_config(config.bigvgan_config)
         self.repeats: int = config.dit_config.repeats
         self.mel_dim: int = config.dit_config.mel_dim
         self.num_codes: int = config.dit_config.num_embeds + 1
