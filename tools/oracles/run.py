@@ -7,6 +7,7 @@ For each family: its tiny checkpoint, the environment of its reference, then the
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 import time
 from importlib import import_module
@@ -21,7 +22,7 @@ TRANSFORMERS_4 = ("transformers==4.57.3", "tokenizers==0.22.1", "huggingface_hub
 
 
 class Oracle(NamedTuple):
-    """The environment that a family's reference runs in; its script is ``FAMILY.py`` beside this file."""
+    """The environment that a family's reference runs in, "" for this one; its script is ``FAMILY.py`` beside this file."""
 
     environment: str
     pins: tuple[str, ...]
@@ -29,6 +30,8 @@ class Oracle(NamedTuple):
 
 ORACLES = {
     "qwen2_5_omni": Oracle("transformers4", TRANSFORMERS_4),
+    "qwen3_omni": Oracle("", ()),
+    "qwen3_tts": Oracle("qwen_tts", (*TRANSFORMERS_4, "qwen-tts==0.1.1")),
 }
 
 
@@ -41,7 +44,7 @@ def regenerate(family: str, folder: Path) -> None:
     checkpoint = import_module(f"stagevox.bench.checkpoints.{family}").write(folder / family)
     golden = REPOSITORY / "tests" / "oracles" / "golden" / family
     golden.mkdir(parents=True, exist_ok=True)
-    python = environment.ensure(oracle.environment, oracle.pins)
+    python = environment.ensure(oracle.environment, oracle.pins) if oracle.environment else Path(sys.executable)
     environment.run(python, str(HERE / f"{family}.py"), str(checkpoint), str(golden), digest(checkpoint))
     print(f"{family}: {time.perf_counter() - start:.1f} s")
 

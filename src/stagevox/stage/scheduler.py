@@ -29,7 +29,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from stagevox.config.objects import load_attribute
 from stagevox.connectors.base import Chunk, ChunkProcessor
-from stagevox.contract import check_update, merge_update
+from stagevox.contract import SAMPLING, check_update, merge_update
 from stagevox.errors import EmptyTextError, TextTooLongError
 
 from .payload import StageInput, StageOutput, StageRequest
@@ -139,6 +139,8 @@ class OmniSchedulerMixin(Upstream):
         if self.stage.extra_token:
             self._left[request.req_id] = made.max_tokens - 1
         self._check_length(made.num_prompt_tokens)
+        if self.stage.mtp_request_info:
+            payload = {**payload, SAMPLING: {"temperature": made.sampling_params.temperature, "seed": made.sampling_params.seed}}
         self.add_request(made)
         self._condition(request.req_id, given.ready)
         if payload:

@@ -53,6 +53,11 @@ class ChatTokenizer:
             raise CheckpointError("model", f"{folder} holds no chat template")
         return template
 
+    def id_of(self, token: str) -> int:
+        """The id of a token of the vocabulary."""
+        number: int = self._tokenizer.convert_tokens_to_ids(token)
+        return number
+
     def encode(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Token ids of checked messages, with the assistant's turn begun."""
         text = self._tokenizer.apply_chat_template(
