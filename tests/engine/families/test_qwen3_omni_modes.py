@@ -8,7 +8,7 @@ from stagevox.errors import CapabilityError
 from stagevox.models.qwen3_omni.topology import topology
 from support.families import omni
 from support.modes import Mode, marks, rows_of, shown
-from support.qwen3_omni import CASES, ask, check_codes, check_waveform, params, prompt
+from support.qwen3_omni import CASES, ask, check_codes, check_waveform, params, prompt, streamed
 
 FAMILY = "qwen3_omni"
 
@@ -77,7 +77,7 @@ def model_of(folder, mode, streaming=False, **thinker):
         "talker": {**common, **pools[1], "max_model_len": 128},
         "code2wav": {"max_model_len": 128},
     }
-    return omni(topology(folder, streaming=streaming), overrides)
+    return omni(streamed(topology(folder)) if streaming else topology(folder), overrides)
 
 
 @pytest.fixture(scope="module")

@@ -221,7 +221,7 @@ def chunks_of(checkpoint, name, whole, cut=None):
         ([12], {ROWS: rows[len(ids) :][:1], PLACES: reply[:1]}, None),
         ([chat.im_end], {ROWS: rows[len(ids) + 1 :], PLACES: reply[1:]}, "stop"),
     ]
-    processor = ThinkerRows(checkpoint(FAMILY), whole=whole)
+    processor = ThinkerRows(checkpoint(FAMILY), stream=not whole)
     made = [chunk for step in steps for chunk in processor.push("a", *step)]
     assert processor.num_open == 0
     return made, ids, rows, reference, more
@@ -299,7 +299,7 @@ def test_what_can_not_be_spoken(checkpoint):
 
 @pytest.mark.parametrize("reason", ["error", "abort"])
 def test_a_failed_thinker_ships_nothing(checkpoint, reason):
-    processor = ThinkerRows(checkpoint(FAMILY), whole=True)
+    processor = ThinkerRows(checkpoint(FAMILY))
     payload = {ROWS: thinker_rows(4), PLACES: torch.zeros(4, 4, dtype=torch.long)}
     assert processor.push("a", [1], payload, None) == [] and processor.num_open == 1
     assert processor.push("a", [], {}, reason) == [] and processor.num_open == 0

@@ -51,12 +51,12 @@ class _Reply:
 
 
 class ThinkerRows(ChunkProcessor):
-    """Ships the Thinker's rows with the tokens sampled after them; with ``whole`` in one chunk at the end."""
+    """Ships the Thinker's rows and tokens in one chunk at the end; with ``stream`` as they are made."""
 
     requires_token_updates = True
 
-    def __init__(self, checkpoint: Path, *, whole: bool = True) -> None:
-        self._whole = whole
+    def __init__(self, checkpoint: Path, *, stream: bool = False) -> None:
+        self._stream = stream
         self._open: dict[str, _Reply] = {}
 
     def push(self, req_id: str, token_ids: list[int], payload: Mapping[str, Any], finish_reason: str | None) -> list[Chunk]:
@@ -72,7 +72,7 @@ class ThinkerRows(ChunkProcessor):
         if ROWS in payload:
             reply.rows.append(payload[ROWS])
             reply.places.append(payload[PLACES])
-        if finish_reason is None and (self._whole or not reply.rows):
+        if finish_reason is None and not (self._stream and reply.rows):
             return []
         data: dict[str, Any] = {TOKEN_IDS: reply.token_ids}
         if reply.rows:
