@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -96,9 +95,9 @@ def stages(folder: Path, config: Any) -> tuple[StageSpec, ...]:
                 "kv_cache_memory_bytes": 1 << 20,
                 "enable_prefix_caching": False,  # ids only hold places: to the cache all requests would look alike
                 "skip_tokenizer_init": True,
-                "hf_overrides": VocoderPart("Qwen2_5OmniToken2Wav"),
             },
             input_adapter=f"{bridge}:Code2WavInput",
+            config_part="token2wav_config",
             architecture="Qwen2_5OmniToken2Wav",
         ),
     )
@@ -110,21 +109,3 @@ def _pool(config: Any) -> dict[str, Any]:
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     bytes_per_token = 2 * 4 * config.num_hidden_layers * config.num_key_value_heads * head
     return {"max_model_len": length, "kv_cache_memory_bytes": (length + KV_TOKENS) * bytes_per_token}
-
-
-@dataclass(frozen=True, slots=True)
-class VocoderPart:
-    """The vocoder's part of the config, with what vLLM asks every model for; crosses processes."""
-
-    architecture: str
-
-    def __call__(self, config: Any) -> Any:
-        """The part of a ``transformers`` config; vLLM also asks with an empty one, which is handed back as it is."""
-        part = getattr(config, "token2wav_config", None)
-        if part is None:
-            return config
-        part.architectures = [self.architecture]
-        shape = {"hidden_size": 1, "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1}
-        for name, value in {**shape, "vocab_size": 1, "max_position_embeddings": 2048}.items():
-            setattr(part, name, value)
-        return part

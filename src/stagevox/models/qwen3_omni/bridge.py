@@ -16,7 +16,7 @@ import torch
 from stagevox.connectors.base import Chunk, ChunkProcessor
 from stagevox.connectors.chunks import FAILED, TOKEN_IDS, FrameChunks
 from stagevox.contract import CODES, MROPE_POSITIONS, RowsAt
-from stagevox.errors import ConfigError, ContractError, EmptyTextError, UnknownVoiceError
+from stagevox.errors import ConfigError, ContractError, UnknownVoiceError
 from stagevox.models.qwen3_talker.sampling import RESIDUAL, placeholder
 from stagevox.stage.payload import StageInput, StageRequest
 
@@ -108,10 +108,9 @@ class TalkerInput:
         self._open: dict[str, tuple[int, int]] = {}  # prompt positions of the Talker, rows of the reply so far
 
     def accept(self, request: StageRequest, chunk: Chunk) -> StageInput:
-        """Read one chunk.
+        """Read one chunk. A reply that ends with its first token leaves nothing to speak: the request ends here with no frames.
 
-        Raises :class:`UnknownVoiceError`; :class:`EmptyTextError` for a reply that ends with its first token, which leaves nothing
-        to speak; :class:`ContractError` for a chunk that doesn't fit.
+        Raises :class:`UnknownVoiceError`, or :class:`ContractError` for a chunk that doesn't fit.
         """
         rows, places = chunk.data.get(ROWS), chunk.data.get(PLACES)
         if chunk.seq == 0:
@@ -152,10 +151,10 @@ class TalkerInput:
         }
         if len(reply):
             payload[REPLY] = RowsAt(0, reply)
+        if chunk.end and not len(reply):
+            return StageInput(skip=True)
         length = len(user) + HEAD_ROWS
         self._open[chunk.req_id] = length, len(reply)
-        if chunk.end and not len(reply):
-            raise EmptyTextError("text", "the reply ended with its first token: there is nothing to speak")
         salt = self._salt(payload) if chunk.end else None
         return self._given(chunk, [self._place] * length, payload, length, len(reply), salt)
 
