@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from oracles.qwen3_omni import CASES, Case, make_media
+from stagevox.config.topology import Topology
 from stagevox.omni import Omni, OmniResult
 from support.families import Golden
+
+
+def streamed(topology: Topology) -> Topology:
+    """The stages as they are with ``thinker.chunk_options.stream=true``."""
+    thinker, *others = topology.stages
+    return replace(topology, stages=(replace(thinker, chunk_options={"stream": True}), *others))
+
 
 IM_END = 642
 """The id that ends a reply in the tiny checkpoint."""

@@ -7,8 +7,8 @@ import pytest
 from stagevox.errors import CapabilityError
 from stagevox.models.qwen3_omni.topology import topology
 from support.families import omni
-from support.modes import Mode, marks, rows_of, shown
-from support.qwen3_omni import CASES, ask, check_codes, check_waveform, params, prompt
+from support.modes import Mode, shown
+from support.qwen3_omni import CASES, ask, check_codes, check_waveform, params, prompt, streamed
 
 FAMILY = "qwen3_omni"
 
@@ -77,7 +77,7 @@ def model_of(folder, mode, streaming=False, **thinker):
         "talker": {**common, **pools[1], "max_model_len": 128},
         "code2wav": {"max_model_len": 128},
     }
-    return omni(topology(folder, streaming=streaming), overrides)
+    return omni(streamed(topology(folder)) if streaming else topology(folder), overrides)
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_the_same_codes_and_samples(cell, checkpoint, oracle):
         results = ask(model, oracle, CONCURRENT)
         check_codes(oracle, results, CONCURRENT)
         check_waveform(oracle, results, CONCURRENT)
-        since = marks(model)
+        since = {stage: len(rows) for stage, rows in model.trace().items()}
         aborted = again_with_one_aborted(model, oracle)
         assert aborted.finish_reason == "abort" and ABORTED_AFTER - 2 <= len(aborted.codes) <= ABORTED_AFTER + 2
         for stage in ("thinker", "talker"):
@@ -131,7 +131,7 @@ def abort_when(model, event, req_id, spoken):
 def cached_prompts(model, stage, since):
     """Requests whose first row starts past positions that the prefix cache spared them."""
     first = {}
-    for row in rows_of(model, stage)[since:]:
+    for row in model.trace()[stage][since:]:
         first.setdefault(row.req_id, row)
     return sum(row.num_computed > 0 for row in first.values())
 
@@ -144,7 +144,7 @@ def test_a_drafting_thinker(checkpoint, oracle):
         results = ask(model, oracle, CONCURRENT)
         check_codes(oracle, results, CONCURRENT)
         check_waveform(oracle, results, CONCURRENT)
-        spans = [row.span for row in rows_of(model, "thinker") if not row.is_prefill]
+        spans = [row.span for row in model.trace()["thinker"] if not row.is_prefill]
         assert max(spans) > 1, "nothing was drafted"
 
 

@@ -10,7 +10,7 @@ from oracles.qwen3_omni import CASES, Reference
 from stagevox.connectors.base import Chunk
 from stagevox.connectors.chunks import TOKEN_IDS
 from stagevox.contract import IS_PREFILL, MROPE_POSITIONS, MTP_INPUTS, NUM_COMPUTED_TOKENS, PROMPT_LEN, RowsAt
-from stagevox.errors import ContractError, EmptyTextError, MissingStateError, UnknownVoiceError
+from stagevox.errors import ContractError, MissingStateError, UnknownVoiceError
 from stagevox.models.checkpoint import read_tensors
 from stagevox.models.qwen3_omni.bridge import PROMPT_LENGTH, TalkerInput, ThinkerRows
 from stagevox.models.qwen3_omni.config import chat_ids, codec_ids
@@ -221,7 +221,7 @@ def chunks_of(checkpoint, name, whole, cut=None):
         ([12], {ROWS: rows[len(ids) :][:1], PLACES: reply[:1]}, None),
         ([chat.im_end], {ROWS: rows[len(ids) + 1 :], PLACES: reply[1:]}, "stop"),
     ]
-    processor = ThinkerRows(checkpoint(FAMILY), whole=whole)
+    processor = ThinkerRows(checkpoint(FAMILY), stream=not whole)
     made = [chunk for step in steps for chunk in processor.push("a", *step)]
     assert processor.num_open == 0
     return made, ids, rows, reference, more
@@ -289,8 +289,8 @@ def test_what_can_not_be_spoken(checkpoint):
         TalkerInput(checkpoint(FAMILY)).accept(request("nobody"), chunk)
     count = chunk.data[PROMPT_LENGTH]
     nothing = Chunk("a", 0, True, {**chunk.data, ROWS: chunk.data[ROWS][:count], PLACES: chunk.data[PLACES][:count]})
-    with pytest.raises(EmptyTextError, match="nothing to speak"):
-        TalkerInput(checkpoint(FAMILY)).accept(request(), nothing)
+    given = TalkerInput(checkpoint(FAMILY)).accept(request(), nothing)
+    assert given.skip and not given.prompt_token_ids
     with pytest.raises(ContractError, match="chunk 0 of a has no rows"):
         TalkerInput(checkpoint(FAMILY)).accept(request(), Chunk("a", 0, True, {TOKEN_IDS: [1]}))
     with pytest.raises(ContractError, match="chunk 2 of a came, 0 was next"):
@@ -299,7 +299,7 @@ def test_what_can_not_be_spoken(checkpoint):
 
 @pytest.mark.parametrize("reason", ["error", "abort"])
 def test_a_failed_thinker_ships_nothing(checkpoint, reason):
-    processor = ThinkerRows(checkpoint(FAMILY), whole=True)
+    processor = ThinkerRows(checkpoint(FAMILY))
     payload = {ROWS: thinker_rows(4), PLACES: torch.zeros(4, 4, dtype=torch.long)}
     assert processor.push("a", [1], payload, None) == [] and processor.num_open == 1
     assert processor.push("a", [], {}, reason) == [] and processor.num_open == 0

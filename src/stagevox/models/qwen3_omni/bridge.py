@@ -16,7 +16,7 @@ import torch
 from stagevox.connectors.base import Chunk, ChunkProcessor
 from stagevox.connectors.chunks import FAILED, TOKEN_IDS, FrameChunks
 from stagevox.contract import CODES, MROPE_POSITIONS, RowsAt
-from stagevox.errors import ConfigError, ContractError, EmptyTextError, UnknownVoiceError
+from stagevox.errors import ConfigError, ContractError, UnknownVoiceError
 from stagevox.models.qwen3_talker.sampling import RESIDUAL, placeholder
 from stagevox.stage.payload import StageInput, StageRequest
 
@@ -51,12 +51,12 @@ class _Reply:
 
 
 class ThinkerRows(ChunkProcessor):
-    """Ships the Thinker's rows with the tokens sampled after them; with ``whole`` in one chunk at the end."""
+    """Ships the Thinker's rows and tokens in one chunk at the end; with ``stream`` as they are made."""
 
     requires_token_updates = True
 
-    def __init__(self, checkpoint: Path, *, whole: bool = True) -> None:
-        self._whole = whole
+    def __init__(self, checkpoint: Path, *, stream: bool = False) -> None:
+        self._stream = stream
         self._open: dict[str, _Reply] = {}
 
     def push(self, req_id: str, token_ids: list[int], payload: Mapping[str, Any], finish_reason: str | None) -> list[Chunk]:
@@ -72,7 +72,7 @@ class ThinkerRows(ChunkProcessor):
         if ROWS in payload:
             reply.rows.append(payload[ROWS])
             reply.places.append(payload[PLACES])
-        if finish_reason is None and (self._whole or not reply.rows):
+        if finish_reason is None and not (self._stream and reply.rows):
             return []
         data: dict[str, Any] = {TOKEN_IDS: reply.token_ids}
         if reply.rows:
@@ -108,10 +108,9 @@ class TalkerInput:
         self._open: dict[str, tuple[int, int]] = {}  # prompt positions of the Talker, rows of the reply so far
 
     def accept(self, request: StageRequest, chunk: Chunk) -> StageInput:
-        """Read one chunk.
+        """Read one chunk. A reply that ends with its first token leaves nothing to speak: the request ends here with no frames.
 
-        Raises :class:`UnknownVoiceError`; :class:`EmptyTextError` for a reply that ends with its first token, which leaves nothing
-        to speak; :class:`ContractError` for a chunk that doesn't fit.
+        Raises :class:`UnknownVoiceError`, or :class:`ContractError` for a chunk that doesn't fit.
         """
         rows, places = chunk.data.get(ROWS), chunk.data.get(PLACES)
         if chunk.seq == 0:
@@ -152,10 +151,10 @@ class TalkerInput:
         }
         if len(reply):
             payload[REPLY] = RowsAt(0, reply)
+        if chunk.end and not len(reply):
+            return StageInput(skip=True)
         length = len(user) + HEAD_ROWS
         self._open[chunk.req_id] = length, len(reply)
-        if chunk.end and not len(reply):
-            raise EmptyTextError("text", "the reply ended with its first token: there is nothing to speak")
         salt = self._salt(payload) if chunk.end else None
         return self._given(chunk, [self._place] * length, payload, length, len(reply), salt)
 

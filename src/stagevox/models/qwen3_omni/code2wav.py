@@ -39,6 +39,19 @@ def delay(config: Any) -> int:
     return sum(math.prod(rates[index:]) for index in range(len(rates)))
 
 
+def reach(config: Any) -> int:
+    """Frames before a sample's own that the convolutions after the decoder see: kernels of 7, in residual units dilated by 1, 3, 9."""
+    rate, seen = 1, 0.0
+    for factor in config.upsampling_ratios:
+        rate *= factor
+        seen += 6 / rate
+    seen += 6 / rate
+    for factor in config.upsample_rates:
+        rate *= factor
+        seen += (1 + 3 + 9) * 6 / rate
+    return math.ceil(seen + 6 / rate)
+
+
 def samples_of(config: Any, frames: int) -> int:
     """Samples of a whole waveform of ``frames`` frames, however it was cut into chunks."""
     return max(0, frames * math.prod([*config.upsample_rates, *config.upsampling_ratios]) - delay(config))
@@ -65,6 +78,7 @@ class Qwen3OmniCode2Wav(nn.Module):
         self.config = config
         self.up = math.prod([*config.upsample_rates, *config.upsampling_ratios])
         self.delay = delay(config)
+        self.reach = reach(config) + 1  # the delay shifts what a frame's samples see by less than a frame
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Zeros ``[n, H]``: ids only hold places, the frames are in the request's state."""
@@ -123,13 +137,31 @@ class Qwen3OmniCode2Wav(nn.Module):
         return pieces
 
     def _decode(self, pieces: Sequence[Piece], codes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Samples of each piece, all in one call; shorter ones are padded on the right, where the net doesn't look."""
-        rows = nn.utils.rnn.pad_sequence(list(codes), batch_first=True).to(self.code2wav.code_embedding.weight.device)
-        samples = self.code2wav(rows.transpose(1, 2))[:, 0].float()
+        """Samples of each piece. On a GPU all in one call, shorter ones padded on the right, where the net doesn't look."""
+        together = self.code2wav.code_embedding.weight.is_cuda
+        groups = [list(range(len(pieces)))] if together else [[index] for index in range(len(pieces))]
+        return [made for group in groups for made in self._together([pieces[i] for i in group], [codes[i] for i in group])]
+
+    def _together(self, pieces: Sequence[Piece], codes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        net = self.code2wav
+        rows = nn.utils.rnn.pad_sequence(list(codes), batch_first=True).to(net.code_embedding.weight.device)
+        hidden = net.code_embedding(rows.transpose(1, 2) + net.code_offset).mean(1)
+        hidden = net.pre_transformer(inputs_embeds=hidden).last_hidden_state
+        # Attention sees the whole window, convolutions a few frames: only these go through them again.
+        firsts = [max(piece.first, piece.start - self.reach) for piece in pieces]
+        wave = nn.utils.rnn.pad_sequence(
+            [
+                row[first - piece.first : piece.end - piece.first]
+                for row, first, piece in zip(hidden, firsts, pieces, strict=True)
+            ],
+            batch_first=True,
+        ).transpose(1, 2)
+        for block in [*(part for parts in net.upsample for part in parts), *net.decoder]:
+            wave = block(wave)
+        samples = wave.clamp(min=-1, max=1)[:, 0].float()
         made = []
-        for row, piece in zip(samples, pieces, strict=True):
-            ends = (max(0, frame * self.up - self.delay) for frame in (piece.start, piece.end))
-            start, end = (end - piece.first * self.up for end in ends)
+        for row, first, piece in zip(samples, firsts, pieces, strict=True):
+            start, end = (max(0, frame * self.up - self.delay) - first * self.up for frame in (piece.start, piece.end))
             made.append(row[start:end])
         return made
 

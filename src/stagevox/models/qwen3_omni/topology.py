@@ -18,9 +18,9 @@ from .layout import tensor_shapes
 
 NAME = "qwen3_omni"
 
-THINKER_SAMPLING = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "max_tokens": 1024}
+THINKER_SAMPLING = {"temperature": 0.0, "max_tokens": 1024}
 TALKER_SAMPLING = {"temperature": 0.9, "top_k": 50, "repetition_penalty": 1.05, "max_tokens": 4096}
-"""The published defaults."""
+"""The defaults of the reference's ``generate``."""
 
 ENGINE: Mapping[str, Any] = {
     "enforce_eager": True,
@@ -29,21 +29,19 @@ ENGINE: Mapping[str, Any] = {
 }
 
 
-def topology(folder: Path, *, streaming: bool = False, code2wav: Mapping[str, int] | None = None) -> Topology:
-    """The stages of the checkpoint in ``folder``.
-
-    With ``streaming`` the Talker starts once the prompt is read, and hears the reply as it is written; else it starts when the reply
-    is whole. ``code2wav`` are the options of :class:`.bridge.Code2WavInput`.
-
-    Raises :class:`CheckpointError` with the file and the key that is wrong.
-    """
+def topology(folder: Path) -> Topology:
+    """The stages of the checkpoint in ``folder``; raises :class:`CheckpointError` with the file and the key that is wrong."""
     _check(folder)
-    stages = _stages(folder, whole=not streaming, code2wav=code2wav or {})
     front_end = f"{__package__}.front_end:Qwen3OmniFrontEnd"
-    return Topology(name=NAME, stages=stages, front_end=front_end, checkpoint=folder, text_stage="thinker")
+    return Topology(name=NAME, stages=_stages(folder), front_end=front_end, checkpoint=folder, text_stage="thinker")
 
 
-def _stages(folder: Path, *, whole: bool, code2wav: Mapping[str, int]) -> tuple[StageSpec, ...]:
+def _stages(folder: Path) -> tuple[StageSpec, ...]:
+    """Thinker, Talker and Code2Wav; the Talker starts when the reply is whole, as the reference does it.
+
+    With the option ``stream`` of the Thinker's chunks it starts once the prompt is read, and hears the reply as it is written: codes and
+    samples are the same. Sound comes in chunks either way.
+    """
     bridge = f"{__package__}.bridge"
     config = read_config(folder)
     dtype = str(config.get("dtype") or config.get("torch_dtype") or "auto")
@@ -64,7 +62,6 @@ def _stages(folder: Path, *, whole: bool, code2wav: Mapping[str, int]) -> tuple[
             sampling=THINKER_SAMPLING,
             constraints={"stop_token_ids": [chat_ids(folder).im_end]},
             chunk_processor=f"{bridge}:ThinkerRows",
-            chunk_options={"whole": whole},
             extra_token=True,
         ),
         StageSpec(
@@ -100,7 +97,6 @@ def _stages(folder: Path, *, whole: bool, code2wav: Mapping[str, int]) -> tuple[
                 "enable_prefix_caching": False,
             },
             input_adapter=f"{bridge}:Code2WavInput",
-            input_options=code2wav,
         ),
     )
 
