@@ -112,6 +112,9 @@ class FakeStage:
     def trace(self):
         return []
 
+    def clear_trace(self):
+        pass
+
     @property
     def num_requests(self):
         return len(self.held)

@@ -74,6 +74,11 @@ class InlineDriver:
         """Requests in flight."""
         return self._orchestrator.num_requests
 
+    @property
+    def alive(self) -> tuple[str, ...]:
+        """The stages whose engines haven't died, in order."""
+        return tuple(self._alive)
+
     def stats(self) -> list[StageStats]:
         """A copy of what was measured so far, a stage each."""
         return [replace(stats) for stats in self._stats.values()]
