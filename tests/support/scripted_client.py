@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from stagevox.config.blueprint import Blueprint
+from stagevox.config.effective import merge
 from stagevox.config.topology import StageSpec, Topology
 from stagevox.contract import CODES, SAMPLE_RATE, WAVEFORM, StageExecutionType
 from stagevox.errors import (
@@ -28,6 +29,7 @@ from stagevox.errors import (
 from stagevox.pipeline.client import StageHealth
 from stagevox.pipeline.events import EmitOutput, FinishRequest
 from stagevox.pipeline.request import StageStats, Timing
+from stagevox.stage.messages import Gauges
 from stagevox.stage.payload import StageOutput, StageRequest
 
 STAGES = ("thinker", "talker", "code2wav")
@@ -81,7 +83,7 @@ class MediaFrontEnd(ScriptedFrontEnd):
 def make_blueprint(front_end=None, text_stage="thinker", name="scripted"):
     specs = tuple(StageSpec(stage, StageExecutionType.AR, Path("/nowhere")) for stage in STAGES)
     topology = Topology(name, specs, "nowhere:FrontEnd", Path("/nowhere"), text_stage=text_stage)
-    return Blueprint(topology, front_end or ScriptedFrontEnd(), {})
+    return Blueprint(topology, front_end or ScriptedFrontEnd(), {}, merge(topology, [], None), topology, {})
 
 
 def samples_of(text_bytes, voice="slt", seed=None, frames=None):
@@ -149,6 +151,7 @@ class ScriptedClient:
         self.reasons = {}
         self.stages = dict.fromkeys(STAGES, StageHealth.READY)
         self.most_live = 0
+        self.watchers = []
         self.died, self.ended = asyncio.Event(), asyncio.Event()
 
     async def start(self):
@@ -234,6 +237,12 @@ class ScriptedClient:
 
     def stats(self):
         return [StageStats(name) for name in STAGES]
+
+    def gauges(self):
+        return {name: Gauges(running=len(self.live)) for name in STAGES}
+
+    def watch(self, watcher):
+        self.watchers.append(watcher)
 
     async def drain(self, seconds):
         end = time.monotonic() + seconds
