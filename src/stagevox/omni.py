@@ -146,8 +146,8 @@ class Omni:
         texts = _as_list(prompts)
         params = self._params(sampling_params, len(texts))
         before = driver.stats()
-        driver.on_step = on_step
         with self._alone(), _interrupts_between_rounds() as check, driver.cleared_on_error():
+            driver.on_step = on_step
             answers = [self._submit(driver, prompt, param) for prompt, param in zip(texts, params, strict=True)]
             by_id = {answer.req_id: answer for answer in answers}
             for event in driver.events(each_round=check):

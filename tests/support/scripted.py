@@ -159,7 +159,8 @@ class ScriptedEngine:
 
     def gauges(self):
         ready = len(self._ready())
-        return Gauges(running=ready, parked=len(self.requests) - ready)
+        kv_usage = min(1.0, len(self.requests) / self.slots)
+        return Gauges(running=ready, parked=len(self.requests) - ready, kv_usage=kv_usage)
 
     def trace(self):
         return self.rows

@@ -81,20 +81,22 @@ def run(args: argparse.Namespace) -> int:
         args.omni = omni = Omni(blueprint, record_trace=trace is not None)  # lives as long as args: see main
         from stagevox.observe.recording import Recording
 
-        recording = None if trace is None else Recording(blueprint.stages, name=blueprint.topology.name)
+        recording = Recording(blueprint.stages, name=blueprint.topology.name)
         with _progress() as show:
-            seen = [call for call in (show, recording and recording.happened) if call is not None]
 
             def on_event(event: Any) -> None:
-                for call in seen:
-                    call(event)
+                if trace is not None:
+                    recording.happened(event)
+                if show is not None:
+                    show(event)
 
-            (result,) = omni.generate(prompt, sampling, on_event=on_event, on_step=recording and recording.stepped)
+            on_step = None if trace is None else recording.stepped
+            (result,) = omni.generate(prompt, sampling, on_event=on_event, on_step=on_step)
         if result.error is not None:
             raise result.error
         steps = {stage: [row._asdict() for row in rows] for stage, rows in omni.trace().items()}
         with _uninterrupted():
-            if trace is not None and recording is not None:
+            if trace is not None:
                 write_whole(trace, recording.document(steps))
             write_whole(output, wav_bytes(result.audio, result.sample_rate))
         report = make_report(result, output)

@@ -10,9 +10,9 @@ import errno
 import json
 import logging
 import os
-import stat
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from stagevox.errors import ConfigError
@@ -53,13 +53,15 @@ class TraceFile:
         return self._end >= self._max_bytes
 
     def _open(self) -> None:
-        self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)  # a pipe must not block
-        if not stat.S_ISREG(os.fstat(self._file).st_mode):  # it couldn't be overwritten, nor renamed
+        """Put an empty document where the file is to be: whole before it has that name."""
+        if self.path.exists() and not self.path.is_file():  # such as a pipe, which can't be overwritten
             raise OSError(errno.EINVAL, "not a regular file")
-        os.ftruncate(self._file, 0)
+        new = f"{self.path}.new"
+        self._file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         head = b'{"displayTimeUnit":"ms","traceEvents":['
         self._end, self._is_first = len(head), True
         os.pwrite(self._file, head + TAIL, 0)
+        os.replace(new, self.path)
 
     def write(self, events: Sequence[Event]) -> None:
         """Add events. A disk that takes no more ends the trace with a line in the log, and nothing else."""
@@ -82,19 +84,28 @@ class TraceFile:
         if self._file < 0:
             return
         try:
-            os.replace(self.path, f"{self.path}.1")
             os.close(self._file)
+            self._file = -1
+            self._keep(f"{self.path}.1")
             self._open()
         except OSError as error:
             self._give_up(error)
 
+    def _keep(self, older: str) -> None:
+        """Give the file a second name, the first one meanwhile kept."""
+        with suppress(FileNotFoundError):
+            os.unlink(older)
+        try:
+            os.link(self.path, older)
+        except PermissionError:  # a file system without links
+            os.replace(self.path, older)
+
     def _give_up(self, error: OSError) -> None:
         logger.error("trace: can't write %r any more: %s", str(self.path), error.strerror)
-        try:
-            os.ftruncate(self._file, self._end)
-            os.pwrite(self._file, TAIL, self._end)
-        except OSError:  # then the document lacks its end
-            logger.debug("trace: the end is not written", exc_info=True)
+        if self._file >= 0:
+            with suppress(OSError):  # then the document lacks its end
+                os.ftruncate(self._file, self._end)
+                os.pwrite(self._file, TAIL, self._end)
         self.close()
 
     def close(self) -> None:
