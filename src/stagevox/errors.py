@@ -9,8 +9,7 @@
     │   ├── TextTooLongError
     │   ├── UnknownVoiceError
     │   ├── BadMediaError          an image, a sound or a video that can't be read
-    │   ├── BadParameterError      temperature, seed, max_tokens, ...
-    │   └── MediaError             a clip that is no sound, is damaged or too long
+    │   └── BadParameterError      temperature, seed, max_tokens, ...
     ├── ConfigError                the operator's input, found before an engine starts; .field, .allowed
     │   ├── UnknownModelError
     │   ├── UnknownStageError

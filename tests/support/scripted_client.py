@@ -83,7 +83,7 @@ class MediaFrontEnd(ScriptedFrontEnd):
 def make_blueprint(front_end=None, text_stage="thinker", name="scripted"):
     specs = tuple(StageSpec(stage, StageExecutionType.AR, Path("/nowhere")) for stage in STAGES)
     topology = Topology(name, specs, "nowhere:FrontEnd", Path("/nowhere"), text_stage=text_stage)
-    return Blueprint(topology, front_end or ScriptedFrontEnd(), {}, merge(topology, [], None), topology, {})
+    return Blueprint(topology, front_end or ScriptedFrontEnd(), {}, merge(topology, []), topology, {})
 
 
 def samples_of(text_bytes, voice="slt", seed=None, frames=None):

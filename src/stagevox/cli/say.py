@@ -168,16 +168,6 @@ def _temperature(given: str | None) -> float | None:
         raise BadParameterError("temperature", f"not a number: {given!r}") from None
 
 
-def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object whose keys stand there once; for ``object_pairs_hook``."""
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ValueError(f"{key!r} stands there twice")
-        found[key] = value
-    return found
-
-
 def check_folder() -> None:
     """Refuse a current folder that is gone; raises :class:`ConfigError`."""
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import time
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from typing import Any
 
 from stagevox.errors import ConfigError
 
-from .say import without_repeats
+from .deploy_options import add_deploy_options, blueprint_of
 
 API_KEY_VARIABLE = "STAGEVOX_API_KEY"
 DESCRIPTION = """\
@@ -41,7 +40,9 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--served-model-name", nargs="+", metavar="NAME", help="what requests may give as model (default: the model's)"
     )
-    parser.add_argument("--driver", default=None, help="what runs the stages (default: inline)")
+    parser.add_argument(
+        "--driver", default="process", help="process: one a stage; inline: all in this one (default: %(default)s)"
+    )
     parser.add_argument(
         "--max-running", type=_integer(1), default=32, metavar="N", help="requests at a time (default: %(default)s)"
     )
@@ -57,18 +58,15 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--drain-timeout", type=_seconds, default=30.0, metavar="S", help="after SIGTERM (default: %(default)g)")
     parser.add_argument(
         "--on-stage-death",
-        choices=("exit", "stay"),
+        choices=("exit", "restart", "stay"),
         default="exit",
-        help="end, or answer 503 from then on (default: %(default)s)",
+        help="end, start the stage again, or answer 503 from then on (default: %(default)s)",
     )
     parser.add_argument(
         "--allowed-media-domains", nargs="+", metavar="HOST", help="hosts that media URLs may name (default: none)"
     )
     parser.add_argument("--allowed-local-media-path", metavar="FOLDER", help="folder that file: URLs may name (default: none)")
     parser.add_argument("--cors-origins", nargs="+", metavar="ORIGIN", help="pages that may call from a browser (default: none)")
-    parser.add_argument(
-        "--stage-overrides", metavar="JSON", help='vLLM engine arguments, such as {"talker": {"max_num_seqs": 1}}'
-    )
     parser.add_argument("--trace", metavar="FILE", help="write a timeline of stages and requests that opens in Perfetto")
     parser.add_argument(
         "--trace-mib", type=_integer(1), default=64, metavar="N", help="most of the trace to keep (default: %(default)s)"
@@ -80,6 +78,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--log-format", choices=("human", "json"), default="human", help="json is one object a line (default: %(default)s)"
     )
+    add_deploy_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -90,22 +89,20 @@ def run(args: argparse.Namespace) -> int:
     from stagevox.stage.version import check_vllm_version
 
     check_vllm_version()
-    keys, folder, overrides = _keys(args.api_key), _folder(args.allowed_local_media_path), _overrides(args.stage_overrides)
+    keys, folder = _keys(args.api_key), _folder(args.allowed_local_media_path)
     hush_libraries()
-    from stagevox.config.blueprint import Blueprint
     from stagevox.observe.figures import RequestWatch
     from stagevox.observe.log import RequestLog, set_up
     from stagevox.observe.trace import Trace
     from stagevox.server.app import create_app
-    from stagevox.server.drivers import DEFAULT, make_client
+    from stagevox.server.drivers import DriverOptions, make_client
     from stagevox.server.run import bind, serve
     from stagevox.server.settings import MIB, ServerSettings
 
     set_up(args.log_format, args.log_level)
     sock = bind(args.host, args.port)  # before any model is loaded
     with sock:
-        blueprint = Blueprint.of(args.model, overrides)
-        blueprint.check_overrides()
+        blueprint = blueprint_of(args.model, args)
         trace = None
         if args.trace is not None:
             trace = Trace(Path(args.trace), blueprint.stages, max_bytes=args.trace_mib * MIB, name=blueprint.topology.name)
@@ -120,7 +117,8 @@ def run(args: argparse.Namespace) -> int:
             allowed_local_media_path=folder,
             observers=[RequestWatch([RequestLog(), *([] if trace is None else [trace])])],
         )
-        client = make_client(args.driver or DEFAULT, blueprint, args.deadline)
+        deadline = blueprint.effective.deadline if args.deadline is None else args.deadline
+        client = make_client(args.driver, blueprint, DriverOptions(deadline, restart=args.on_stage_death == "restart"))
         if trace is not None:
             client.watch(trace.stepped)
         app = create_app(client, blueprint, settings)
@@ -177,12 +175,3 @@ def _folder(given: str | None) -> Path | None:
     if not folder.is_dir():
         raise ConfigError("allowed_local_media_path", f"no folder {given!r}")
     return folder.resolve()
-
-
-def _overrides(given: str | None) -> Any:
-    if given is None:
-        return None
-    try:
-        return json.loads(given, object_pairs_hook=without_repeats)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError("stage_overrides", f"not JSON: {error}") from None
