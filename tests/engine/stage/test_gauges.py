@@ -24,7 +24,6 @@ def test_an_aborted_load_is_gone(engine, prompt, rows):
     assert load(stage.engine.gauges()) == (0, 0, 0, 0.0)
 
 
-@pytest.mark.covers("RT-1")
 @pytest.mark.parametrize("async_scheduling", [False, True])
 def test_each_replay_is_counted(engine, prompt, rows, async_scheduling):
     options = {"async_scheduling": True} if async_scheduling else {}

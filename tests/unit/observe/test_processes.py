@@ -91,6 +91,7 @@ def of_stages(found, name):
     return [found[f'{name}{{stage="{stage}"}}'] for stage in STAGES]
 
 
+@pytest.mark.covers("SV-1")
 def test_after_all_are_aborted_every_gauge_is_0_and_the_aborts_are_counted():
     """Some run, some wait for a slot at a stage, some wait in the server's queue."""
     count, at_once = 20, 16
