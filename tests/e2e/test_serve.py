@@ -69,6 +69,7 @@ def test_a_stage_that_is_killed():
     with serving("--driver", "process") as server:
         talker = children(server.child.pid)[1]
         everything = children(server.child.pid)
+        assert "libtorch" not in Path(f"/proc/{server.child.pid}/maps").read_text()  # only the stages need it
         body = {"input": "one two three four five six seven eight nine ten", "response_format": "mp3"}
         os.kill(talker, signal.SIGSTOP)  # so that the request is in flight when it dies
         with ThreadPoolExecutor(1) as pool:
@@ -82,6 +83,21 @@ def test_a_stage_that_is_killed():
         assert not [pid for pid in everything if psutil.pid_exists(pid)]
         with pytest.raises(httpx.ConnectError):
             httpx.get(server.url + "/health")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_it_loads_leaves_nothing(number):
+    """F32."""
+    environment = {**os.environ, "PYTHONPATH": str(SRC)}
+    command = [sys.executable, "-m", "stagevox.cli.main", "serve", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as child:
+        end = time.monotonic() + 60
+        while len(everything := children(child.pid)) < 3:
+            assert time.monotonic() < end, "no stage was started"
+            time.sleep(0.02)
+        child.send_signal(number)
+        assert child.wait(10) == 0
+        assert not [pid for pid in everything if psutil.pid_exists(pid)]
 
 
 def assert_same(data, samples):

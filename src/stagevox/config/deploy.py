@@ -54,7 +54,10 @@ class Block(BaseModel):
 
 
 class Extras(Block):
-    """stagevox's own settings of a stage's engine. There are none yet."""
+    """stagevox's own settings of a stage's engine."""
+
+    output_materialisation: Literal["inline", "background"] | None = None
+    """Where the outputs of a step are made: within the step, or on a thread of their own while the next one runs."""
 
 
 class Stage(Block):
