@@ -175,7 +175,9 @@ class RequestWatch:
 
     def happened(self, record: RequestRecord, event: ClientEvent) -> None:
         """A stage had an output for it, or one of its choices ended."""
-        figures = self._live[record.req_id]
+        figures = self._live.get(record.req_id)
+        if figures is None:
+            return  # it is over: what still comes was on its way
         gap = figures.take(event, self._clock())
         if gap is not None:
             for sink in self._sinks:

@@ -164,6 +164,14 @@ def test_each_end_is_counted_once_and_leaves_nothing(server, reason):
     assert found['stagevox_requests_running{endpoint="chat"}'] == found['stagevox_requests_waiting{endpoint="chat"}'] == 0
 
 
+def test_what_comes_after_the_end_changes_nothing(server):
+    record = begin(server, "r")
+    end(server, record, "abort")
+    before = server.scrape()
+    emit(server, record, "code2wav", named={WAVEFORM: np.zeros(20)})
+    assert server.scrape() == before
+
+
 def test_an_idle_server_shows_every_gauge_and_it_is_0(server):
     before = gauges(server.text())
     ready = {f'stagevox_stage_ready{{stage="{name}"}}': 1 for name in STAGES}
