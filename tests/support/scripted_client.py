@@ -29,6 +29,7 @@ from stagevox.errors import (
 from stagevox.pipeline.client import StageHealth
 from stagevox.pipeline.events import EmitOutput, FinishRequest
 from stagevox.pipeline.request import StageStats, Timing
+from stagevox.stage.messages import Gauges
 from stagevox.stage.payload import StageOutput, StageRequest
 
 STAGES = ("thinker", "talker", "code2wav")
@@ -150,6 +151,7 @@ class ScriptedClient:
         self.reasons = {}
         self.stages = dict.fromkeys(STAGES, StageHealth.READY)
         self.most_live = 0
+        self.watchers = []
         self.died, self.ended = asyncio.Event(), asyncio.Event()
 
     async def start(self):
@@ -235,6 +237,12 @@ class ScriptedClient:
 
     def stats(self):
         return [StageStats(name) for name in STAGES]
+
+    def gauges(self):
+        return {name: Gauges(running=len(self.live)) for name in STAGES}
+
+    def watch(self, watcher):
+        self.watchers.append(watcher)
 
     async def drain(self, seconds):
         end = time.monotonic() + seconds

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
 import os
 import time
 from collections.abc import Callable
@@ -68,9 +67,16 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--allowed-local-media-path", metavar="FOLDER", help="folder that file: URLs may name (default: none)")
     parser.add_argument("--cors-origins", nargs="+", metavar="ORIGIN", help="pages that may call from a browser (default: none)")
+    parser.add_argument("--trace", metavar="FILE", help="write a timeline of stages and requests that opens in Perfetto")
+    parser.add_argument(
+        "--trace-mib", type=_integer(1), default=64, metavar="N", help="most of the trace to keep (default: %(default)s)"
+    )
     parser.add_argument("--access-log", action="store_true", help="a line for each request")
     parser.add_argument(
         "--log-level", choices=("debug", "info", "warning", "error"), default="info", help="(default: %(default)s)"
+    )
+    parser.add_argument(
+        "--log-format", choices=("human", "json"), default="human", help="json is one object a line (default: %(default)s)"
     )
     add_deploy_options(parser)
     parser.set_defaults(run=run)
@@ -85,15 +91,21 @@ def run(args: argparse.Namespace) -> int:
     check_vllm_version()
     keys, folder = _keys(args.api_key), _folder(args.allowed_local_media_path)
     hush_libraries()
+    from stagevox.observe.figures import RequestWatch
+    from stagevox.observe.log import RequestLog, set_up
+    from stagevox.observe.trace import Trace
     from stagevox.server.app import create_app
     from stagevox.server.drivers import DriverOptions, make_client
     from stagevox.server.run import bind, serve
     from stagevox.server.settings import MIB, ServerSettings
 
-    _log(args.log_level.upper())
+    set_up(args.log_format, args.log_level)
     sock = bind(args.host, args.port)  # before any model is loaded
     with sock:
         blueprint = blueprint_of(args.model, args)
+        trace = None
+        if args.trace is not None:
+            trace = Trace(Path(args.trace), blueprint.stages, max_bytes=args.trace_mib * MIB, name=blueprint.topology.name)
         settings = ServerSettings(
             served_model_names=tuple(args.served_model_name or ()),
             api_keys=keys,
@@ -103,9 +115,12 @@ def run(args: argparse.Namespace) -> int:
             max_body_bytes=args.max_body_mib * MIB,
             allowed_media_domains=tuple(args.allowed_media_domains or ()),
             allowed_local_media_path=folder,
+            observers=[RequestWatch([RequestLog(), *([] if trace is None else [trace])])],
         )
         deadline = blueprint.effective.deadline if args.deadline is None else args.deadline
         client = make_client(args.driver, blueprint, DriverOptions(deadline, restart=args.on_stage_death == "restart"))
+        if trace is not None:
+            client.watch(trace.stepped)
         app = create_app(client, blueprint, settings)
         host, port = sock.getsockname()[:2]
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
@@ -126,18 +141,6 @@ def run(args: argparse.Namespace) -> int:
             )
         )
     return 0
-
-
-def _log(level: str) -> None:
-    """Ours and the HTTP server's lines on stderr; what else there is keeps its own settings."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    for name in ("stagevox", "uvicorn"):
-        logger = logging.getLogger(name)
-        logger.addHandler(handler)
-        logger.setLevel(level)
-        logger.propagate = False
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
 
 
 def _integer(low: int, high: float = float("inf")) -> Callable[[str], int]:

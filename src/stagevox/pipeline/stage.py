@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from stagevox.connectors.base import Chunk
+from stagevox.stage.messages import Gauges
 from stagevox.stage.payload import StageOutput, StageRequest, StepRow
 
 
@@ -40,6 +41,10 @@ class Stage(Protocol):
 
     def clear_trace(self) -> None:
         """Forget the step log so far, and count steps from 0 again."""
+        ...
+
+    def gauges(self) -> Gauges:
+        """How the stage stands now."""
         ...
 
     @property

@@ -19,12 +19,14 @@ import numpy as np
 
 from stagevox.connectors.local import LocalConnector
 from stagevox.errors import BadRequestError, ClosedError, StageDiedError, StagevoxError
+from stagevox.stage.messages import Gauges
 
 from .client import StageHealth
 from .events import ClientEvent, EmitOutput, FinishRequest
 from .inline import InlineDriver
 from .orchestrator import Orchestrator
 from .request import OmniRequest, StageStats, Timing
+from .spans import StepSpan, Watcher
 from .stage import Stage
 
 CLOSE_SECONDS = 5.0
@@ -97,6 +99,10 @@ class ThreadedClient:
         self._streams: dict[str, ThreadedStream] = {}
         self._health = dict.fromkeys(self._names, StageHealth.STARTING)
         self._stats = [StageStats(name) for name in self._names]
+        self._gauges = {name: Gauges() for name in self._names}
+        self._told = dict(self._gauges)
+        self._watchers: list[Watcher] = []
+        self._spans: list[StepSpan] = []
         self._idle: list[asyncio.Future[None]] = []
         self._inbox: deque[Command] = deque()
         self._wake = threading.Event()
@@ -160,6 +166,14 @@ class ThreadedClient:
         """What was measured so far, a stage each."""
         return [replace(stats) for stats in self._stats]
 
+    def gauges(self) -> Mapping[str, Gauges]:
+        """How each stage stands, by name; one that is gone holds nothing."""
+        return dict(self._gauges)
+
+    def watch(self, watcher: Watcher) -> None:
+        """Call ``watcher`` after every step of every stage from now on; warm-up isn't told."""
+        self._watchers.append(watcher)
+
     async def drain(self, seconds: float) -> None:
         """Wait for the requests in flight, at most so long; then abort what is left."""
         with suppress(TimeoutError):
@@ -195,9 +209,19 @@ class ThreadedClient:
         self._inbox.append(command)
         self._wake.set()
 
-    def _receive(self, events: Sequence[ClientEvent], alive: Sequence[str], stats: list[StageStats]) -> None:
+    def _receive(
+        self,
+        events: Sequence[ClientEvent],
+        alive: Sequence[str],
+        stats: list[StageStats],
+        gauges: Mapping[str, Gauges],
+        spans: Sequence[StepSpan] = (),
+    ) -> None:
         """Take what a round has made; in the event loop."""
-        self._stats = stats
+        self._stats, self._gauges = stats, dict(gauges)
+        for span in spans:
+            for watcher in self._watchers:
+                watcher(span)
         for name in self._names:
             if name not in alive:
                 self._health[name] = StageHealth.DEAD
@@ -230,6 +254,7 @@ class ThreadedClient:
                         pass
                     for stage in stages:
                         stage.clear_trace()
+                    driver.clear_stats()
             except _Stopped:
                 return
             except StagevoxError as error:
@@ -252,6 +277,7 @@ class ThreadedClient:
 
     def _serve(self, driver: InlineDriver) -> None:
         made: list[ClientEvent] = []
+        driver.on_step = self._spans.append if self._watchers else None
 
         def between_rounds() -> None:
             self._flush(driver, made)
@@ -274,11 +300,13 @@ class ThreadedClient:
             self._inbox.popleft()(driver)
 
     def _flush(self, driver: InlineDriver, made: list[ClientEvent]) -> None:
-        if made or driver.alive != self._alive:
-            self._alive = driver.alive
-            events = [_as_arrays(event) for event in made]
+        gauges = driver.gauges()
+        if made or self._spans or driver.alive != self._alive or gauges != self._told:
+            self._alive, self._told = driver.alive, gauges
+            events, spans = [_as_arrays(event) for event in made], list(self._spans)
             made.clear()
-            self._tell(self._receive, events, driver.alive, driver.stats())
+            self._spans.clear()
+            self._tell(self._receive, events, driver.alive, driver.stats(), gauges, spans)
 
     def _check_stop(self) -> None:
         if self._stopping:
@@ -310,7 +338,7 @@ class ThreadedClient:
     def _finish_all(self, reason: str, error: StagevoxError | None) -> None:
         now = time.monotonic()
         ends = [FinishRequest(req_id, reason, error, Timing(now, None, now)) for req_id in self._streams]
-        self._receive(ends, (), self._stats)
+        self._receive(ends, (), self._stats, {name: Gauges() for name in self._names})
 
 
 class _Stopped(Exception):

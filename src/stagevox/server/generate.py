@@ -9,6 +9,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
+from stagevox.observe.log import request_id
 from stagevox.pipeline.client import RequestStream
 from stagevox.pipeline.request import OmniRequest
 
@@ -41,6 +42,7 @@ class Run:
     def __init__(self, plan: Plan, state: ServerState, record: RequestRecord) -> None:
         topology, front_end = state.blueprint.topology, state.blueprint.front_end
         self._plan, self._state, self._record = plan, state, record
+        request_id.set(record.req_id)  # for the log lines of this task, and of those it starts
         speaker = None if plan.text_only else state.blueprint.stages[-1]
         self.answers = [
             Answer(index, topology.text_stage, speaker, lambda ids: front_end.reply_text(ids, plan.prompt), plan.stops)

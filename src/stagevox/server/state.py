@@ -10,6 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from stagevox.config.blueprint import Blueprint
+from stagevox.observe.figures import RequestWatch
+from stagevox.observe.metrics import Metrics
 from stagevox.pipeline.client import OmniClient, StageHealth
 from stagevox.pipeline.request import OmniRequest
 
@@ -55,7 +57,8 @@ class ServerState:
         self.gate = Gate(settings.max_running, settings.max_queue)
         self.media = MediaLoader(settings)
         self.transcripts = Transcripts()
-        self.observers = Observers(settings.observers)
+        self.metrics = Metrics(client, blueprint.stages, settings.registry)
+        self.observers = Observers((RequestWatch([self.metrics]), *settings.observers))
         self.started_at = int(time.time())
         self.draining = False
         self._reading = asyncio.Lock()

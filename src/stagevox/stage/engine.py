@@ -87,6 +87,7 @@ class StageEngine:
             parked=len(scheduler.wait_room),
             kv_usage=float(scheduler.kv_cache_manager.usage),
             preemptions=scheduler.omni_preemptions,
+            replays=scheduler.omni_replays,
         )
 
     def trace(self) -> list[StepRow]:

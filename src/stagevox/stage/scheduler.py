@@ -70,6 +70,7 @@ class OmniSchedulerMixin(Upstream):
         self._ready: dict[str, int] = {}  # positions with conditioning on hand, of requests that don't have all of it
         self.omni_held: Set[str] = set()
         self.omni_preemptions = 0
+        self.omni_replays = 0
         self._left: dict[str, int] = {}  # tokens still to be returned, of requests that sample one more
 
     # -- requests and their input -------------------------------------------------------------------------------------
@@ -164,6 +165,7 @@ class OmniSchedulerMixin(Upstream):
         """Take in what arrived, run the inherited scheduler, put payloads on board."""
         self._take_inputs()
         output = super().schedule(*args, **kwargs)
+        self.omni_replays += len(output.scheduled_cached_reqs.resumed_req_ids)
         if not self._payloads:
             return output
         aboard = {req_id: self._payloads.pop(req_id) for req_id in output.num_scheduled_tokens if req_id in self._payloads}
