@@ -17,9 +17,9 @@ from typing import Any, NoReturn
 
 from stagevox.errors import BadRequestError, ConfigError, StagevoxError
 
-from . import say, serve
+from . import bench, say, serve
 
-COMMANDS = (say, serve)
+COMMANDS = (say, serve, bench)
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 

@@ -70,6 +70,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--stage-overrides", metavar="JSON", help='vLLM engine arguments, such as {"talker": {"max_num_seqs": 1}}'
     )
+    parser.add_argument("--no-playground", action="store_true", help="no page at / to try the voice with")
     parser.add_argument("--access-log", action="store_true", help="a line for each request")
     parser.add_argument(
         "--log-level", choices=("debug", "info", "warning", "error"), default="info", help="(default: %(default)s)"
@@ -106,6 +107,7 @@ def run(args: argparse.Namespace) -> int:
             max_body_bytes=args.max_body_mib * MIB,
             allowed_media_domains=tuple(args.allowed_media_domains or ()),
             allowed_local_media_path=folder,
+            playground=not args.no_playground,
         )
         client = make_client(args.driver or DEFAULT, blueprint, args.deadline)
         app = create_app(client, blueprint, settings)

@@ -18,6 +18,7 @@ from .limits import Gate
 from .media import MediaLoader
 from .record import Observers
 from .settings import ServerSettings
+from .timings import RequestTimings
 
 LARGE_PROMPT = 1 << 14
 """Characters from which a prompt is read in a thread: the event loop must not stand still for it."""
@@ -55,7 +56,8 @@ class ServerState:
         self.gate = Gate(settings.max_running, settings.max_queue)
         self.media = MediaLoader(settings)
         self.transcripts = Transcripts()
-        self.observers = Observers(settings.observers)
+        self.timings = RequestTimings()
+        self.observers = Observers((self.timings, *settings.observers))
         self.started_at = int(time.time())
         self.draining = False
         self._reading = asyncio.Lock()
