@@ -34,14 +34,14 @@ class Playback:
 
 
 def play(arrivals: Sequence[Arrival], sample_rate: int) -> Playback:
-    """Play ``arrivals``, at least one, in order. A chunk that comes as the last sample ends is in time."""
+    """Play ``arrivals``, at least one, in order. A chunk that comes as the last sample ends, or half a sample later, is in time."""
     start = arrivals[0].at
     total = underruns = 0
     stalled = head_start = 0.0
     for at, samples in arrivals:
         runs_dry = start + total / sample_rate
         head_start = max(head_start, at - runs_dry)
-        if total and at > runs_dry + stalled:
+        if total and at - (runs_dry + stalled) > 0.5 / sample_rate:
             underruns += 1
             stalled = at - runs_dry
         total += samples

@@ -16,7 +16,7 @@ from .pieces import WEIGHTS
 from .text import ThinkerTokenizer
 
 NAME = "mini"
-EXAMPLES = ("Good morning! 5 + 7 = 12.", "7:30 tomorrow morning", "the small dog and a red car", "where is my book", "Thank you!")
+EXAMPLES = ("Good morning! 5 + 7 = 12.", "7:30 tomorrow morning", "the small dog", "where is my book", "Thank you!")
 FILES = {
     "thinker": ("config.json", "model.safetensors", "tokens.json"),
     "talker": ("config.json", "model.safetensors", "tokenizer.json"),

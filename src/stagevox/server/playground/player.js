@@ -1,6 +1,7 @@
 // Plays samples as they come, without a break unless they come too late.
 
-const LEAD = 0.03; // seconds between a chunk's arrival and its sound, when nothing is playing
+const LEAD = 0.03; // seconds between the first chunk's arrival and its sound
+const CATCH_UP = 0.15; // the same after a break: one is better than several
 const SLACK = 0.005;
 
 export class Player {
@@ -37,7 +38,7 @@ export class Player {
     if (!this.#count) this.#end = now + LEAD;
     else if (this.#end < now + SLACK) {
       this.breaks += 1;
-      this.#end = now + LEAD;
+      this.#end = now + CATCH_UP;
     }
     source.start(this.#end);
     this.#segments.push({ at: this.#end, first: this.#count, count: samples.length });

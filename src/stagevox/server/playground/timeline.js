@@ -57,7 +57,7 @@ export class Timeline {
     bars.className = "bars";
     bars.append(track);
     row.append(name, bars);
-    for (const value of [ms(stage.first_s), ms(stage.last_s), stage.outputs ?? "", stage.tokens ?? ""]) {
+    for (const value of [ms(stage.first_s), ms(stage.last_s), stage.outputs ?? "", stage.tokens || ""]) {
       const cell = document.createElement("td");
       cell.className = "number";
       cell.textContent = value;

@@ -46,9 +46,10 @@ export class Wave {
     const height = Math.round(canvas.clientHeight * scale);
     if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, { width, height });
     const pen = canvas.getContext("2d");
-    const colours = getComputedStyle(canvas);
+    const style = getComputedStyle(canvas);
+    const [line, past, ahead] = ["--line", "--wave", "--wave-ahead"].map((name) => style.getPropertyValue(name));
     pen.clearRect(0, 0, width, height);
-    pen.fillStyle = colours.getPropertyValue("--line");
+    pen.fillStyle = line;
     pen.fillRect(0, Math.floor(height / 2), width, Math.max(1, scale));
     const blocks = this.#low.length;
     if (!blocks) return;
@@ -63,7 +64,7 @@ export class Wave {
       const low = this.#low.slice(from, to).reduce((least, each) => Math.min(least, each), 0);
       const top = (height / 2) * (1 - (0.92 * high) / this.#loudest);
       const bottom = (height / 2) * (1 - (0.92 * low) / this.#loudest);
-      pen.fillStyle = colours.getPropertyValue(from * BLOCK < heard ? "--wave" : "--wave-ahead");
+      pen.fillStyle = from * BLOCK < heard ? past : ahead;
       pen.beginPath();
       pen.roundRect(x, top, bar, Math.max(bar, bottom - top), bar / 2);
       pen.fill();
