@@ -24,9 +24,8 @@ const isOn = (id) => at(id).getAttribute("aria-disabled") !== "true";
 const count = () => chunks.reduce((sum, chunk) => sum + chunk.length, 0);
 
 function complain(error) {
-  const field = error.param && !["input", "text"].includes(error.param) ? ` (${error.param})` : "";
-  at("error").textContent = error instanceof ApiFailure ? error.message : `The answer broke off: ${error.message}${field}`;
-  at("text").setAttribute("aria-invalid", String(["input", "text", "messages"].includes(error.param)));
+  at("error").textContent = error instanceof ApiFailure ? error.message : `The answer broke off: ${error.message}`;
+  at("text").setAttribute("aria-invalid", String(/^(text|input|messages)\b/.test(error.param ?? "")));
   if (error.status === 401) {
     at("key-row").hidden = false;
     at("key").focus();
