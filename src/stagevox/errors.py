@@ -9,8 +9,7 @@
     │   ├── TextTooLongError
     │   ├── UnknownVoiceError
     │   ├── BadMediaError          an image, a sound or a video that can't be read
-    │   ├── BadParameterError      temperature, seed, max_tokens, ...
-    │   └── MediaError             a clip that is no sound, is damaged or too long
+    │   └── BadParameterError      temperature, seed, max_tokens, ...
     ├── ConfigError                the operator's input, found before an engine starts; .field, .allowed
     │   ├── UnknownModelError
     │   ├── UnknownStageError
@@ -28,6 +27,8 @@
     └── RequestFailedError         a request ended without a result
         ├── DeadlineError          an upstream input or chunk never came
         ├── ChunkOrderError        a chunk was lost, repeated or came after the end
+        ├── PayloadError           a chunk holds what no road between processes can carry
+        ├── BackpressureError      a stage went on producing for a consumer that doesn't take
         └── StageDiedError         the stage's engine is gone
 """
 
@@ -80,10 +81,6 @@ class BadMediaError(BadRequestError):
 
 class BadParameterError(BadRequestError):
     """A sampling or output parameter is out of range."""
-
-
-class MediaError(BadRequestError):
-    """A clip can't be used: it is no sound, damaged, or over a limit."""
 
 
 class ConfigError(_FieldError):
@@ -160,6 +157,14 @@ class DeadlineError(RequestFailedError):
 
 class ChunkOrderError(RequestFailedError):
     """A chunk came out of order: one was lost or repeated, or it came after the end."""
+
+
+class PayloadError(RequestFailedError):
+    """A chunk holds something that can't be carried to another process."""
+
+
+class BackpressureError(RequestFailedError):
+    """More chunks of a request wait for a consumer than its producer may keep."""
 
 
 class StageDiedError(RequestFailedError):

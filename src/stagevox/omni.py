@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import weakref
@@ -33,6 +34,9 @@ Prompt = str | Mapping[str, Any]
 
 OnEvent = Callable[[ClientEvent], None]
 
+CONFIGURED: Any = object()
+"""Stands for the deadline of the deploy file. None doesn't: it reads like no deadline at all."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OmniResult:
@@ -61,7 +65,8 @@ class Omni:
 
     ``model`` is a packaged model's name, a checkpoint folder, or a :class:`~stagevox.config.blueprint.Blueprint`.
     ``stage_overrides`` maps a stage to vLLM engine arguments. ``record_trace`` keeps the step log for :meth:`trace`, its newest rows.
-    ``deadline`` is how many seconds a stage may wait for its input before the request fails. Not thread-safe.
+    ``deadline`` is how many seconds a stage may wait for its input before the request fails; by default the deploy file's, or
+    30. ``deploy_config`` is an operator's YAML file (docs/configuration.md). Not thread-safe.
 
     Raises:
         ConfigError: settings that can't work, found before any engine starts where that is possible.
@@ -73,7 +78,8 @@ class Omni:
         stage_overrides: Mapping[str, Mapping[str, Any]] | None = None,
         *,
         record_trace: bool = True,
-        deadline: float = 30.0,
+        deadline: float = CONFIGURED,
+        deploy_config: str | os.PathLike[str] | None = None,
     ) -> None:
         self._stages: list[Stage] = []
         weakref.finalize(self, _close_all, self._stages)  # at the latest when the interpreter exits, while modules are whole
@@ -83,13 +89,19 @@ class Omni:
         prepare_inline_process()
         from stagevox.config.blueprint import Blueprint
 
-        if isinstance(model, Blueprint) and stage_overrides is not None:
-            raise ConfigError("stage_overrides", "belong into the blueprint")
-        self._blueprint = model if isinstance(model, Blueprint) else Blueprint.of(model, stage_overrides)
+        if isinstance(model, Blueprint) and (stage_overrides is not None or deploy_config is not None):
+            raise ConfigError("stage_overrides" if deploy_config is None else "deploy_config", "belong into the blueprint")
+        self._blueprint = (
+            model if isinstance(model, Blueprint) else Blueprint.of(model, stage_overrides, deploy_config=deploy_config)
+        )
+        self._blueprint.effective.check_one_process()
         self._blueprint.check_overrides()
+        if deadline is CONFIGURED:
+            deadline = self._blueprint.effective.deadline
         if isinstance(deadline, bool) or not isinstance(deadline, int | float) or not deadline > 0:
             raise ConfigError("deadline", f"not a number of seconds above 0: {deadline!r}")
         orchestrator = Orchestrator(self._blueprint.stages, deadline=deadline)
+        check_stages(self._blueprint)
         try:
             for spec in self._blueprint.topology.stages:
                 self._stages.append(start_stage(spec, self._blueprint.overrides.get(spec.name, {}), record_trace))
@@ -281,6 +293,19 @@ def _close_all(stages: list[Stage]) -> None:
     while stages:
         with suppress(Exception):  # one engine that fails to stop must not keep the others
             stages.pop().close()
+
+
+def check_stages(blueprint: Blueprint) -> None:
+    """Make vLLM's config of the stages that the operator has touched, for what only vLLM knows of how values fit together."""
+    from stagevox.stage.version import check_vllm_version
+
+    check_vllm_version()
+    for spec in blueprint.topology.stages:
+        overrides = blueprint.overrides.get(spec.name)
+        if overrides:
+            from stagevox.stage.vllm_config import make_config
+
+            make_config(spec, overrides)
 
 
 def start_stage(spec: StageSpec, overrides: Mapping[str, Any], record: bool) -> Stage:

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from stagevox.config.blueprint import Blueprint
+from stagevox.config.effective import merge
 from stagevox.config.topology import StageSpec, Topology
 from stagevox.contract import CODES, SAMPLE_RATE, WAVEFORM, StageExecutionType
 from stagevox.errors import (
@@ -81,7 +82,7 @@ class MediaFrontEnd(ScriptedFrontEnd):
 def make_blueprint(front_end=None, text_stage="thinker", name="scripted"):
     specs = tuple(StageSpec(stage, StageExecutionType.AR, Path("/nowhere")) for stage in STAGES)
     topology = Topology(name, specs, "nowhere:FrontEnd", Path("/nowhere"), text_stage=text_stage)
-    return Blueprint(topology, front_end or ScriptedFrontEnd(), {})
+    return Blueprint(topology, front_end or ScriptedFrontEnd(), {}, merge(topology, []), topology, {})
 
 
 def samples_of(text_bytes, voice="slt", seed=None, frames=None):

@@ -206,6 +206,7 @@ def make_fake_model(monkeypatch):
     started = []
     monkeypatch.setattr("stagevox.models.registry.resolve_topology", resolve, raising=False)
     monkeypatch.setattr("stagevox.omni.start_stage", start)
+    monkeypatch.setattr("stagevox.omni.check_stages", lambda blueprint: None)
     return SimpleNamespace(stages=stages, started=started)
 
 

@@ -103,7 +103,8 @@ def test_commands_exist():
 
 
 def test_the_table_of_options_is_that_of_say():
-    defined = set(re.findall(r'"(--[a-z-]+)"', (PACKAGE / "cli" / "say.py").read_text()))
+    code = "".join((PACKAGE / "cli" / name).read_text() for name in ("say.py", "deploy_options.py"))
+    defined = set(re.findall(r'"(--[a-z-]+)"', code))
     readme = (ROOT / "README.md").read_text()
     assert set(re.findall(r"^\| .*?`(--[a-z-]+)", readme, re.M)) == defined
 
@@ -131,6 +132,7 @@ OVER = {
         "CPUGenerationModelRunner": [("v1/worker/cpu_model_runner.py", "CPUModelRunner")],
     },
     "stage/worker.py": {
+        "_Reports": [("v1/worker/worker_base.py", "WorkerBase")],
         "OmniCPUWorker": [("v1/worker/cpu_worker.py", "CPUWorker")],
         "OmniGPUWorker": [("v1/worker/gpu_worker.py", "Worker")],
     },

@@ -33,6 +33,8 @@ RUNNER_SIDE = {
         "preprocess",
         "mtp",
         "outputs",
+        "host_copy",
+        "materialise",
         "generation",
         "seeded",
     )

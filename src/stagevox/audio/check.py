@@ -18,7 +18,8 @@ def as_samples(values: Any) -> Samples:
         SamplesError: not numbers, not one-dimensional, or not finite.
     """
     try:
-        samples = np.asarray(values).astype(np.float32, copy=False)
+        with np.errstate(over="ignore"):  # to infinity, told below
+            samples = np.asarray(values).astype(np.float32, copy=False)
     except (TypeError, ValueError):
         raise SamplesError(f"samples are no numbers: {type(values).__name__}") from None
     if samples.ndim != 1:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from stagevox.errors import MediaError
+from stagevox.errors import BadMediaError
 
 from .filters import Resampler
 from .stream import Samples
 
 if TYPE_CHECKING:
-    from av import AudioFrame
+    from av import AudioCodecContext, AudioFrame
     from av.container import InputContainer
 
 MAX_BYTES = 25 * 2**20
@@ -48,43 +48,43 @@ def decode_clip(
     """The sound of a file: WAV, AIFF, FLAC, MP3, Ogg (Opus, Vorbis, FLAC), AAC, MP4 or WebM; of a film, its first sound.
 
     Channels are averaged. ``sample_rate`` is the rate wanted, by default that of the file (Opus has one: 48 kHz). Memory goes by
-    the limits, not by what the file claims. Where a WAV or FLAC file states its length it has to have it. An MP3, ADTS or Ogg file
-    that was cut between two frames is a shorter one.
+    the limits, not by what the file claims. Where a WAV, FLAC or MP3 file states its length it has to have it; one that
+    doesn't, and ADTS and Ogg files, may pass for shorter ones when they are cut off.
 
     Raises:
-        MediaError: no file of these, damaged, cut off, without a sample, or over a limit; ``field`` is its name.
+        BadMediaError: no file of these, damaged, cut off, without a sample, or over a limit; ``field`` is its name.
     """
     if not data:
-        raise MediaError(field, "the clip is empty: 0 bytes")
+        raise BadMediaError(field, "the clip is empty: 0 bytes")
     if len(data) > max_bytes:
-        raise MediaError(field, f"the clip has {len(data)} bytes, more than the {max_bytes} allowed")
+        raise BadMediaError(field, f"the clip has {len(data)} bytes, more than the {max_bytes} allowed")
     if _cut_off_wav(data):
-        raise MediaError(field, "the clip is damaged: cut off before its end")
+        raise BadMediaError(field, "the clip is damaged: cut off before its end")
     import av
 
     try:
         with av.open(io.BytesIO(data), format=_format(data), options=_options(), metadata_errors="replace") as container:
             assert isinstance(container, av.container.InputContainer)
-            clip = _read(container, sample_rate, max_seconds, field)
+            clip = _read(container, sample_rate, max_seconds, _tolerance(data), field)
     except (av.FFmpegError, EOFError, OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise MediaError(field, f"the clip is damaged, or in no format that is known here: {reason}") from None
+        raise BadMediaError(field, f"the clip is damaged, or in no format that is known here: {reason}") from None
     if not len(clip.samples):
-        raise MediaError(field, "the clip has no samples")
+        raise BadMediaError(field, "the clip has no samples")
     return clip
 
 
-def _read(container: InputContainer, wanted: int | None, max_seconds: float, field: str) -> Clip:
+def _read(container: InputContainer, wanted: int | None, max_seconds: float, tolerance: int | None, field: str) -> Clip:
     stream = next(iter(container.streams.audio), None)
     if stream is None:
-        raise MediaError(field, "the clip has no sound")
-    codec = stream.codec_context
-    if codec.name not in _CODECS:
-        raise MediaError(field, f"the clip's codec {codec.name!r} is not known here")
+        raise BadMediaError(field, "the clip has no sound")
+    codec: AudioCodecContext | None = stream.codec_context
+    if codec is None or codec.name not in _CODECS:
+        raise BadMediaError(field, "the clip's codec is not known here" + (f": {codec.name}" if codec else ""))
     codec.thread_count = 1
     rate = stream.rate
     if not LOWEST_RATE <= rate <= HIGHEST_RATE:
-        raise MediaError(field, f"the clip has {rate} samples a second, not {LOWEST_RATE} to {HIGHEST_RATE}")
+        raise BadMediaError(field, f"the clip has {rate} samples a second, not {LOWEST_RATE} to {HIGHEST_RATE}")
     gapless = container.format.name == "ogg"  # pages carry their place, and follow each other unless one was lost
     resampler = Resampler(rate, wanted) if wanted and wanted != rate else None
     parts: list[Samples] = []
@@ -92,14 +92,14 @@ def _read(container: InputContainer, wanted: int | None, max_seconds: float, fie
     for samples in _frames(container.decode(stream), rate, gapless, field):
         num_samples += len(samples)
         if num_samples > max_seconds * rate:
-            raise MediaError(field, f"the clip is longer than the {max_seconds:g} seconds allowed")
+            raise BadMediaError(field, f"the clip is longer than the {max_seconds:g} seconds allowed")
         parts.append(resampler.push(samples) if resampler else samples)
     if resampler:
         parts.append(resampler.finish())
-    if container.format.name == "flac" and stream.duration and stream.time_base:
+    if tolerance is not None and stream.duration and stream.time_base:
         declared = round(stream.duration * stream.time_base * rate)
-        if declared != num_samples:
-            raise MediaError(field, f"the clip is damaged: {num_samples} of its {declared} samples are there")
+        if declared > num_samples + tolerance:
+            raise BadMediaError(field, f"the clip is damaged: {num_samples} of its {declared} samples are there")
     return Clip(np.concatenate(parts) if parts else np.zeros(0, np.float32), wanted or rate)
 
 
@@ -108,16 +108,16 @@ def _frames(frames: Iterator[AudioFrame], rate: int, gapless: bool, field: str) 
     due: float | None = None  # when the next frame starts, in seconds
     for frame in frames:
         if frame.sample_rate != rate:
-            raise MediaError(field, f"the clip changes from {rate} to {frame.sample_rate} samples a second")
+            raise BadMediaError(field, f"the clip changes from {rate} to {frame.sample_rate} samples a second")
         if frame.layout.nb_channels > MAX_CHANNELS:
-            raise MediaError(field, f"the clip has {frame.layout.nb_channels} channels, more than {MAX_CHANNELS}")
+            raise BadMediaError(field, f"the clip has {frame.layout.nb_channels} channels, more than {MAX_CHANNELS}")
         time = frame.time
-        if gapless and due is not None and time is not None and abs(time - due) > _GAP_SECONDS:
-            raise MediaError(field, f"the clip is damaged: something is missing at {due:.2f} s")
+        if gapless and due is not None and time is not None and time - due > _GAP_SECONDS:
+            raise BadMediaError(field, f"the clip is damaged: something is missing at {due:.2f} s")
         due = time + frame.samples / rate if time is not None else None
         samples = _mono(frame)
         if not np.isfinite(samples).all():
-            raise MediaError(field, "the clip has samples that are not finite")
+            raise BadMediaError(field, "the clip has samples that are not finite")
         yield samples
 
 
@@ -146,6 +146,17 @@ def _format(data: bytes) -> str | None:
     if data[1] & 0xF6 == 0xF0:
         return "aac"
     return "mp3" if data[1] & 0xE0 == 0xE0 else None
+
+
+def _tolerance(data: bytes) -> int | None:
+    """By how many samples a file may be shorter than FFmpeg says; None: any, since FFmpeg only estimates."""
+    if data[:4] == b"fLaC":
+        return 0
+    start = 0
+    if data[:3] == b"ID3":
+        start = 10 + sum((byte & 0x7F) << shift for byte, shift in zip(data[6:10], (21, 14, 7, 0), strict=False))
+    first = data[start : start + 64]
+    return 2 * 1152 if b"Info" in first or b"Xing" in first else None
 
 
 def _cut_off_wav(data: bytes) -> bool:

@@ -17,9 +17,9 @@ from typing import Any, NoReturn
 
 from stagevox.errors import BadRequestError, ConfigError, StagevoxError
 
-from . import bench, say, serve
+from . import bench, config, say, serve
 
-COMMANDS = (say, serve, bench)
+COMMANDS = (say, serve, bench, config)
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from stagevox.errors import BadParameterError, BadRequestError, ConfigError
 
+from .deploy_options import add_deploy_options, blueprint_of
+
 if TYPE_CHECKING:
     from stagevox.omni import OmniResult
 
@@ -42,11 +44,9 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--voice", help="one of the model's voices (default: its first)")
     parser.add_argument("--seed", metavar="N", help="the same seed gives the same speech")
     parser.add_argument("--temperature", metavar="T", help="of the Talker; 0 always takes the likeliest sound")
-    parser.add_argument(
-        "--stage-overrides", metavar="JSON", help='vLLM engine arguments, such as {"talker": {"max_num_seqs": 1}}'
-    )
     parser.add_argument("--trace", metavar="FILE", help="write the step log of every stage as JSON")
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout, and nothing else")
+    add_deploy_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -56,11 +56,10 @@ def run(args: argparse.Namespace) -> int:
     from stagevox.stage.version import check_vllm_version
 
     check_vllm_version()
-    _check_folder()
+    check_folder()
     prepare_inline_process()
     hush_libraries()
     from stagevox.audio.wav import check_writable, wav_bytes, write_whole
-    from stagevox.config.blueprint import Blueprint
 
     prompt = {"text": _text(args.text), "voice": args.voice}
     sampling = {"seed": _seed(args.seed), "temperature": _temperature(args.temperature)}
@@ -71,9 +70,10 @@ def run(args: argparse.Namespace) -> int:
             check_writable("trace", trace)
             if os.path.realpath(trace) == os.path.realpath(output) and not (output.exists() and not output.is_file()):
                 raise ConfigError("trace", "the same file as the output's")
-    with _only_ours_on_stdout() as stdout:
-        blueprint = Blueprint.of(args.model, _overrides(args.stage_overrides))
+    with only_ours_on_stdout() as stdout:
+        blueprint = blueprint_of(args.model, args)
         blueprint.admit("check", prompt, sampling)
+        blueprint.effective.check_one_process()
         blueprint.check_overrides()
 
         from stagevox.omni import Omni
@@ -157,26 +157,8 @@ def _temperature(given: str | None) -> float | None:
         raise BadParameterError("temperature", f"not a number: {given!r}") from None
 
 
-def _overrides(given: str | None) -> Any:
-    if given is None:
-        return None
-    try:
-        return json.loads(given, object_pairs_hook=without_repeats)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError("stage_overrides", f"not JSON: {error}") from None
-
-
-def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object whose keys stand there once; for ``object_pairs_hook``."""
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ValueError(f"{key!r} stands there twice")
-        found[key] = value
-    return found
-
-
-def _check_folder() -> None:
+def check_folder() -> None:
+    """Refuse a current folder that is gone; raises :class:`ConfigError`."""
     try:
         os.getcwd()
     except OSError as error:  # torch's libraries can't be loaded there
@@ -195,7 +177,7 @@ def _uninterrupted() -> Iterator[None]:
 
 
 @contextmanager
-def _only_ours_on_stdout() -> Iterator[TextIO]:
+def only_ours_on_stdout() -> Iterator[TextIO]:
     """Send what libraries print to stderr, C code included; yields the real stdout."""
     sys.stdout.flush()
     real = os.dup(1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import logging
 import os
 import time
@@ -14,7 +13,7 @@ from typing import Any
 
 from stagevox.errors import ConfigError
 
-from .say import without_repeats
+from .deploy_options import add_deploy_options, blueprint_of
 
 API_KEY_VARIABLE = "STAGEVOX_API_KEY"
 DESCRIPTION = """\
@@ -42,7 +41,9 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--served-model-name", nargs="+", metavar="NAME", help="what requests may give as model (default: the model's)"
     )
-    parser.add_argument("--driver", default=None, help="what runs the stages (default: inline)")
+    parser.add_argument(
+        "--driver", default="process", help="process: one a stage; inline: all in this one (default: %(default)s)"
+    )
     parser.add_argument(
         "--max-running", type=_integer(1), default=32, metavar="N", help="requests at a time (default: %(default)s)"
     )
@@ -58,23 +59,21 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--drain-timeout", type=_seconds, default=30.0, metavar="S", help="after SIGTERM (default: %(default)g)")
     parser.add_argument(
         "--on-stage-death",
-        choices=("exit", "stay"),
+        choices=("exit", "restart", "stay"),
         default="exit",
-        help="end, or answer 503 from then on (default: %(default)s)",
+        help="end, start the stage again, or answer 503 from then on (default: %(default)s)",
     )
     parser.add_argument(
         "--allowed-media-domains", nargs="+", metavar="HOST", help="hosts that media URLs may name (default: none)"
     )
     parser.add_argument("--allowed-local-media-path", metavar="FOLDER", help="folder that file: URLs may name (default: none)")
     parser.add_argument("--cors-origins", nargs="+", metavar="ORIGIN", help="pages that may call from a browser (default: none)")
-    parser.add_argument(
-        "--stage-overrides", metavar="JSON", help='vLLM engine arguments, such as {"talker": {"max_num_seqs": 1}}'
-    )
     parser.add_argument("--no-playground", action="store_true", help="no page at / to try the voice with")
     parser.add_argument("--access-log", action="store_true", help="a line for each request")
     parser.add_argument(
         "--log-level", choices=("debug", "info", "warning", "error"), default="info", help="(default: %(default)s)"
     )
+    add_deploy_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -85,19 +84,17 @@ def run(args: argparse.Namespace) -> int:
     from stagevox.stage.version import check_vllm_version
 
     check_vllm_version()
-    keys, folder, overrides = _keys(args.api_key), _folder(args.allowed_local_media_path), _overrides(args.stage_overrides)
+    keys, folder = _keys(args.api_key), _folder(args.allowed_local_media_path)
     hush_libraries()
-    from stagevox.config.blueprint import Blueprint
     from stagevox.server.app import create_app
-    from stagevox.server.drivers import DEFAULT, make_client
+    from stagevox.server.drivers import DriverOptions, make_client
     from stagevox.server.run import bind, serve
     from stagevox.server.settings import MIB, ServerSettings
 
     _log(args.log_level.upper())
     sock = bind(args.host, args.port)  # before any model is loaded
     with sock:
-        blueprint = Blueprint.of(args.model, overrides)
-        blueprint.check_overrides()
+        blueprint = blueprint_of(args.model, args)
         settings = ServerSettings(
             served_model_names=tuple(args.served_model_name or ()),
             api_keys=keys,
@@ -109,7 +106,8 @@ def run(args: argparse.Namespace) -> int:
             allowed_local_media_path=folder,
             playground=not args.no_playground,
         )
-        client = make_client(args.driver or DEFAULT, blueprint, args.deadline)
+        deadline = blueprint.effective.deadline if args.deadline is None else args.deadline
+        client = make_client(args.driver, blueprint, DriverOptions(deadline, restart=args.on_stage_death == "restart"))
         app = create_app(client, blueprint, settings)
         host, port = sock.getsockname()[:2]
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
@@ -176,12 +174,3 @@ def _folder(given: str | None) -> Path | None:
     if not folder.is_dir():
         raise ConfigError("allowed_local_media_path", f"no folder {given!r}")
     return folder.resolve()
-
-
-def _overrides(given: str | None) -> Any:
-    if given is None:
-        return None
-    try:
-        return json.loads(given, object_pairs_hook=without_repeats)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError("stage_overrides", f"not JSON: {error}") from None

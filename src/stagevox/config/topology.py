@@ -40,6 +40,8 @@ class StageSpec:
     keywords, ``input_options``; None for the first stage."""
     input_options: Mapping[str, Any] = field(default_factory=dict)
     """Plain values, such as a left context."""
+    engine_extras: Mapping[str, Any] = field(default_factory=dict)
+    """stagevox's own settings of the stage's engine (:class:`stagevox.config.deploy.Extras`)."""
     config_part: str | None = None
     """Several stages may share one checkpoint: the part of ``config.json`` that is this stage's, such as ``talker_config``."""
     architecture: str | None = None

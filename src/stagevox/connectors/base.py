@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from stagevox.errors import RequestFailedError
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
@@ -49,6 +51,14 @@ class Connector(ABC):
     @abstractmethod
     def num_open(self) -> int:
         """Requests that still hold state here; 0 when idle."""
+
+    def is_full(self, req_id: str) -> bool:
+        """True while many chunks of the request wait for their consumer: whoever makes them should pause it."""
+        return False
+
+    def failures(self) -> list[tuple[str, RequestFailedError]]:
+        """Take the requests, and why, whose chunks were lost on the way or not taken in time; each is told once."""
+        return []
 
 
 class ChunkProcessor(ABC):

@@ -105,5 +105,5 @@ def check_tensors(
             raise CheckpointError("model", f"{entry.file}: tensor {name} has shape {list(entry.shape)}, expected {list(shape)}")
     extra = sorted(set(found) - set(expected) - set(optional))
     if extra:
-        more = f" and {len(extra) - 1} more" if len(extra) > 1 else ""
+        more = f" and {len(extra) - 1} more" if extra[1:] else ""
         raise CheckpointError("model", f"{found[extra[0]].file}: tensor {extra[0]}{more} belongs to no part of the model")

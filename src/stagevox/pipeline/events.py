@@ -65,14 +65,22 @@ class ClockTicked(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StageDied:
-    """The engine of a stage is gone, for good."""
+    """The engine of a stage is gone."""
 
     now: float
     stage: str
     cause: str
 
 
-Event = RequestArrived | StageProduced | ChunkProduced | RequestFailed | RequestAborted | ClockTicked | StageDied
+@dataclass(frozen=True, slots=True)
+class StageRevived:
+    """The engine of a stage is there, perhaps again."""
+
+    now: float
+    stage: str
+
+
+Event = RequestArrived | StageProduced | ChunkProduced | RequestFailed | RequestAborted | ClockTicked | StageDied | StageRevived
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from .events import (
     RequestFailed,
     StageDied,
     StageProduced,
+    StageRevived,
 )
 from .request import Progress, Timing
 
@@ -53,6 +54,7 @@ class Orchestrator:
             RequestAborted: self._aborted,
             ClockTicked: self._ticked,
             StageDied: self._stage_died,
+            StageRevived: self._stage_revived,
         }
 
     @property
@@ -68,6 +70,10 @@ class Orchestrator:
     def knows(self, req_id: str) -> bool:
         """True while the request is in flight."""
         return req_id in self._requests
+
+    def road(self, req_id: str) -> tuple[str, ...]:
+        """The stages that a request in flight visits, in order."""
+        return tuple(self._requests[req_id].stages)
 
     def next_deadline(self) -> float:
         """When the next request expires if nothing happens; infinity if none is in flight."""
@@ -164,6 +170,10 @@ class Orchestrator:
                 commands += self._end(progress, event.now, "error", self._death(event.stage))
         return commands
 
+    def _stage_revived(self, event: StageRevived) -> list[Command]:
+        self._dead.pop(event.stage, None)
+        return []
+
     def _at(self, req_id: str, stage: str) -> Progress | None:
         """The request if it is open at ``stage``."""
         progress = self._requests.get(req_id)
@@ -177,8 +187,8 @@ class Orchestrator:
         if progress.stages[progress.last].finish_reason is None:
             return []
         open_stages = progress.open_stages()
-        if open_stages and all(progress.has_sent_all(name) for name in open_stages):
-            return []  # Chunks and outputs travel apart: those stages have yet to say how they ended.
+        if open_stages and progress.has_sent_all(open_stages[-1]):
+            return []  # Chunks and outputs travel apart: that stage has yet to say how it ended.
         return self._end(progress, now, progress.finish_reason())
 
     def _end(self, progress: Progress, now: float, reason: str, error: StagevoxError | None = None) -> list[Command]:

@@ -120,7 +120,6 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
-    app.add_exception_handler(ClientGone, _on_gone)
 
 
 async def _on_api_error(request: Request, error: Exception) -> Response:
@@ -138,10 +137,6 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     if message == _phrase(status):
         message = message.lower()
     return ApiError(status, message, code=_code(status), headers=error.headers).response()
-
-
-async def _on_gone(request: Request, error: Exception) -> Response:
-    return Response(status_code=499)
 
 
 async def _on_validation_error(request: Request, error: Exception) -> Response:
@@ -220,7 +215,7 @@ class LastResort:
         try:
             await self._app(scope, receive, note)
         except (ClientGone, UnfinishedResponse):
-            pass
+            pass  # nobody listens, or nobody is to take what came for whole
         except asyncio.CancelledError:  # by the server, whose patience at its end is over
             if not started:
                 await ApiError(503, "the server is shutting down", code="draining").response()(scope, receive, send)

@@ -127,6 +127,7 @@ async def serve(
         state.draining = True
         starting.cancel()
         asked.cancel()
+        await asyncio.gather(starting, return_exceptions=True)  # it ends what it has begun
         state.gate.close()
         await client.drain(0)
         server.should_exit = True

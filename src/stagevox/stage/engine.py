@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from vllm.v1.engine import EngineCoreRequest
@@ -17,6 +17,7 @@ from stagevox.connectors.base import Chunk
 from stagevox.errors import CapabilityError, ConfigError, StagevoxError
 
 from .media import MediaReader
+from .messages import Gauges
 from .payload import StageInput, StageOutput, StageRequest, StepRow
 from .sampling import sampling_params
 from .vllm_config import first_reason, make_config
@@ -71,6 +72,21 @@ class StageEngine:
         self._core.post_step(executed)
         outputs, chunks = self._scheduler.take_outputs()
         return outputs, chunks
+
+    def hold(self, req_ids: Set[str]) -> None:
+        """Don't schedule these requests, and no others but them: their consumer is behind. Unknown ids are ignored."""
+        self._scheduler.omni_held = req_ids
+
+    def gauges(self) -> Gauges:
+        """How the stage stands now."""
+        scheduler = self._scheduler
+        return Gauges(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            parked=len(scheduler.wait_room),
+            kv_usage=float(scheduler.kv_cache_manager.usage),
+            preemptions=scheduler.omni_preemptions,
+        )
 
     def trace(self) -> list[StepRow]:
         """The step log so far; empty unless made with ``record``."""

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 from pydantic.errors import PydanticUserError
 from vllm.engine.arg_utils import EngineArgs
 
+from stagevox.config.coerce import byte_size, checker, coerce, count
+from stagevox.config.nearest import nearest
 from stagevox.errors import ConfigError, UnknownOverrideError
 
 _OURS = frozenset({"model", "worker_cls", "scheduler_cls", "additional_config", "distributed_executor_backend"})
+
+_COUNTS = frozenset({"max_model_len", "max_num_batched_tokens", "max_num_scheduled_tokens"})
+"""Numbers that vLLM's own command line takes with a letter, such as ``4k``."""
 
 
 def engine_arg_names() -> frozenset[str]:
@@ -24,38 +28,53 @@ def engine_arg_names() -> frozenset[str]:
 
 
 def check_engine_args(stage: str, arguments: Mapping[str, Any]) -> None:
-    """Check the names and types of a stage's overrides. Whether the values fit together is vLLM's to say.
+    """Check the names and types of a stage's overrides, set in code. Whether the values fit together is vLLM's to say.
 
     Raises:
         UnknownOverrideError: not an engine argument; ``allowed`` has the nearest names.
         ConfigError: a value of another type.
     """
-    names = sorted(engine_arg_names())
-    fields = {field.name: field for field in dataclasses.fields(EngineArgs)}
     for key, value in arguments.items():
-        name = f"{stage}.{key}"
-        if key not in names:
-            raise UnknownOverrideError(name, "not an engine argument", difflib.get_close_matches(str(key), names, cutoff=0.0))
-        adapter = _adapter(fields[key].type)
-        if adapter is None or value is fields[key].default:
-            continue
-        try:
-            # JSON mode: lists pass for tuples and names for enums, but "4" is no integer and 1 no truth value.
-            adapter.validate_json(json.dumps(value, allow_nan=False), strict=True)
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            raise ConfigError(name, f"{value!r}: {first['msg'][0].lower()}{first['msg'][1:]}") from None
-        except ValueError:
-            raise ConfigError(name, f"not a finite number: {value!r}") from None
-        except TypeError:
-            pass  # an object that JSON doesn't know, set in code: vLLM checks it
+        _checked(f"{stage}.{key}", key, value, lambda check, one: check(one))
 
 
-def _adapter(hint: Any) -> TypeAdapter[Any] | None:
-    """A validator of a field's type; None where the type can't be looked up."""
+def coerce_engine_args(stage: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The same for values that come from YAML: they are made what the argument's type asks for, as far as they stand for it."""
+    return {key: coerce_engine_arg(f"{stage}.{key}", key, value) for key, value in arguments.items()}
+
+
+def coerce_engine_arg(name: str, key: str, value: Any) -> Any:
+    """One argument of :func:`coerce_engine_args`; ``name`` is what errors call it."""
+    if key.endswith("_bytes"):
+        value = byte_size(value)
+    elif key in _COUNTS:
+        value = count(value)
+    return _checked(name, key, value, coerce)
+
+
+def _checked(name: str, key: str, value: Any, read: Callable[[Callable[[Any], Any], Any], Any]) -> Any:
+    names = engine_arg_names()
+    if key not in names:
+        raise UnknownOverrideError(name, "not an engine argument", nearest(key, names))
+    field, check = _field(key)
+    if check is None or value is field.default:
+        return value
+    try:
+        return read(check, value)
+    except ValueError as error:
+        raise ConfigError(name, str(error)) from None
+    except TypeError:
+        return value  # an object that JSON doesn't know, set in code: vLLM checks it
+
+
+@cache
+def _field(key: str) -> tuple[dataclasses.Field[Any], Callable[[Any], Any] | None]:
+    """An argument, and the check of its values; None where the type can't be looked up."""
+    field = next(field for field in dataclasses.fields(EngineArgs) if field.name == key)
+    hint: Any = field.type
     try:
         if isinstance(hint, str):
             hint = eval(hint, vars(sys.modules[EngineArgs.__module__]))
-        return TypeAdapter(hint)
+        return field, checker(TypeAdapter(hint))
     except (NameError, TypeError, PydanticUserError):
-        return None
+        return field, None

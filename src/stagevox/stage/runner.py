@@ -18,7 +18,6 @@ from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from stagevox.contract import (
-    CODES,
     HIDDEN,
     MROPE_POSITIONS,
     Capabilities,
@@ -32,14 +31,15 @@ from stagevox.errors import ContractError, HookRaisedError
 
 from .border import call_hook
 from .buffer import IntermediateBuffer
+from .materialise import BACKGROUND, Materialiser, PendingOutputs
 from .mtp import MTPRows, complete_frames
-from .outputs import Outputs, slice_outputs
+from .outputs import plan_outputs
 from .payload import StepRow
 from .preprocess import HookRouter
 from .row_store import RowStore, missing_slots
 from .rows import build_rows, request_token_spans
 from .seeded import keep_generators, without_offsets
-from .wire import OmniAsyncOutput, OmniModelRunnerOutput, StageSettings
+from .wire import OmniAsyncOutput, StageSettings
 
 # At run time a mixin; to the type checker it has what it will be mixed with.
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ class OmniGPUModelRunner(Upstream):
         super().__init__(*args, **kwargs)
         settings = StageSettings.of(self.vllm_config)
         self._omni_setup(record=bool(settings and settings.record))
+        self.materialiser = Materialiser(background=settings is not None and settings.output_materialisation == BACKGROUND)
 
     def _omni_setup(self, *, record: bool) -> None:
         self.model_intermediate_buffer = IntermediateBuffer()
@@ -250,14 +251,17 @@ class OmniGPUModelRunner(Upstream):
             self._drop_rejected(drafts, result.sampled_token_ids)
         if self._capabilities.has_postprocess:
             self._postprocess(state.hidden_states)
-        outputs, inter_stage = self._collect(state.hidden_states)
+        pending = self._collect(state.hidden_states)
         failed = self.model_intermediate_buffer.failed
-        if not (outputs or inter_stage or failed):
+        if not (pending or failed):
             return result
-        failed = dict(failed)
-        if isinstance(result, AsyncModelRunnerOutput):
-            return OmniAsyncOutput(result, inter_stage, outputs, failed)
-        return OmniModelRunnerOutput.wrap(result, inter_stage, outputs, failed)
+        return self._hand_out(result, [pending] if pending else [], failed)
+
+    def _hand_out(self, result: Any, pending: list[PendingOutputs], failed: Mapping[str, BaseException]) -> Any:
+        """The step's result with its outputs; whoever takes an unfinished one up, joins it."""
+        output = OmniAsyncOutput(result, pending, dict(failed))
+        ahead = self.materialiser.background or isinstance(result, AsyncModelRunnerOutput)
+        return output if ahead else output.get_output()
 
     def _drop_rejected(self, drafts: Mapping[str, list[int]], sampled: list[list[int]]) -> None:
         """Cut rejected drafts off their rows: they are no positions of the request."""
@@ -311,34 +315,23 @@ class OmniGPUModelRunner(Upstream):
             assert self._row_store is not None
             self._row_store.put(shared, self.input_batch.block_table[0].slot_mapping.gpu[: self._rows[-1].end])
 
-    def _collect(self, hidden: torch.Tensor) -> tuple[Outputs, Outputs]:
-        """Client-facing and inter-stage outputs of this step, built apart; two empty dicts when there is nothing."""
+    def _collect(self, hidden: torch.Tensor) -> PendingOutputs | None:
+        """Start making this step's outputs; None when there is nothing. What it reads of the step is the step's own from here on."""
         values = self._omni_output.multimodal_outputs if self._omni_output is not None else None
         if self._capabilities.include_hidden:
             values = {**(values or {}), HIDDEN: hidden}
         if not values and not self._new_codes:
-            return {}, {}
+            return None
+        memory, background = self.model_intermediate_buffer.outputs, self.materialiser.background
         try:
             shared = self._shared_rows(values)
             self._hold_cached_rows(shared)
-            inter_stage = slice_outputs(self._rows, values, self._rows[-1].end, self.model_intermediate_buffer.outputs)
+            step = plan_outputs(self._rows, values, self._rows[-1].end, memory, codes=self._new_codes, snapshot=background)
             self._keep_rows(shared)
         except ContractError as error:
             self._fail_step(error)
-            return {}, {}
-        for req_id, codes in self._new_codes.items():
-            inter_stage.setdefault(req_id, {})[CODES] = codes
-        return _client_facing(inter_stage), inter_stage
-
-
-def _client_facing(outputs: Outputs) -> Outputs:
-    """The outputs without what only the next stage may see."""
-    shown = ((req_id, {key: value for key, value in named.items() if not _is_hidden(key)}) for req_id, named in outputs.items())
-    return {req_id: named for req_id, named in shown if named}
-
-
-def _is_hidden(key: str) -> bool:
-    return key == HIDDEN or key.startswith(HIDDEN + ".")
+            return None
+        return self.materialiser.start(step) if step is not None else None
 
 
 class _Unwrapped:

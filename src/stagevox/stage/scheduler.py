@@ -6,6 +6,7 @@ What differs from upstream, and nothing else does:
 - Payloads ride with the step that first schedules their request.
 - A request whose conditioning comes in pieces never runs past the positions it is on hand for. It waits with its slot, and
   reads no cached blocks: nobody else's are its own, and a hit would leave a replay without a position to start from.
+- A request whose consumer is behind is held: it keeps its slot and is not scheduled.
 - With ``extra_token`` one token is sampled that nobody gets to see, so that the last one that is returned was fed.
 - With runner-managed MTP, a replay stops one position short of the newest one, which is then a decode row of its own.
 - A request whose model failed ends with an error, and its blocks leave the prefix cache: they were hashed before they were
@@ -16,7 +17,7 @@ What differs from upstream, and nothing else does:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +68,8 @@ class OmniSchedulerMixin(Upstream):
         self._outputs: list[StageOutput] = []
         self._whole: list[Chunk] = []
         self._ready: dict[str, int] = {}  # positions with conditioning on hand, of requests that don't have all of it
+        self.omni_held: Set[str] = set()
+        self.omni_preemptions = 0
         self._left: dict[str, int] = {}  # tokens still to be returned, of requests that sample one more
 
     # -- requests and their input -------------------------------------------------------------------------------------
@@ -259,7 +262,17 @@ class OmniSchedulerMixin(Upstream):
     def get_num_unfinished_requests(self) -> int:
         """Requests a step could advance: those that wait for a chunk don't keep an engine awake."""
         count: int = super().get_num_unfinished_requests()
-        return count - self.wait_room.count(WaitState.WAITING_FOR_CHUNK)
+        held = sum(1 for request in self.running if self._is_held(request)) if self.omni_held else 0
+        return count - self.wait_room.count(WaitState.WAITING_FOR_CHUNK) - held
+
+    def _is_held(self, request: Request) -> bool:
+        """True for a running request that is not scheduled for its consumer's sake, and waits for nothing else."""
+        req_id = request.request_id
+        return req_id in self.omni_held and req_id not in self.wait_room and request.status == RequestStatus.RUNNING
+
+    def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        self.omni_preemptions += 1
+        return super()._preempt_request(request, *args, **kwargs)
 
     def has_requests(self) -> bool:
         """True if a step would do something."""
@@ -285,6 +298,8 @@ class _ARMixin(OmniSchedulerMixin):
 
     def _reserve_prefill_lookahead(self, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
         count: int = super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)
+        if self.omni_held and self._is_held(request):
+            return 0
         if (ready := self._ready.get(request.request_id)) is not None:
             count = max(0, min(count, ready - num_computed_tokens))
         if self.stage.has_talker_mtp:

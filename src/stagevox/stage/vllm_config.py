@@ -16,9 +16,10 @@ from vllm.plugins import load_general_plugins
 
 from stagevox.config.topology import StageSpec
 from stagevox.contract import Capabilities, StageExecutionType
-from stagevox.errors import CapabilityError, CheckpointError
+from stagevox.errors import CapabilityError, CheckpointError, ConfigError
 
-from .engine_args import check_engine_args
+from .engine_args import coerce_engine_args
+from .materialise import INLINE, MODES
 from .plugin import register
 from .wire import StageSettings
 
@@ -40,7 +41,7 @@ def make_config(spec: StageSpec, overrides: Mapping[str, Any], *, record: bool =
     """The vLLM config of a stage; raises a :class:`stagevox.errors.ConfigError` for what can't work."""
     if spec.execution_type is StageExecutionType.DIFFUSION:
         raise CapabilityError(spec.name, "no runtime for diffusion stages yet", ["ar", "generation"])
-    check_engine_args(spec.name, overrides)
+    overrides = coerce_engine_args(spec.name, overrides)
     register()
     load_general_plugins()
     capabilities = Capabilities.of(_import_model_class(spec))
@@ -67,6 +68,7 @@ def make_config(spec: StageSpec, overrides: Mapping[str, Any], *, record: bool =
         input_adapter=spec.input_adapter,
         input_options=dict(spec.input_options),
         extra_token=spec.extra_token,
+        output_materialisation=_materialisation(spec),
         has_talker_mtp=capabilities.has_talker_mtp,
         has_preprocess=capabilities.has_preprocess,
     )
@@ -86,6 +88,14 @@ def make_config(spec: StageSpec, overrides: Mapping[str, Any], *, record: bool =
     if config.model_config.runner_type != "generate":
         raise CapabilityError(f"{spec.name}.runner", f"a stage can't be a {config.model_config.runner_type} engine", ["generate"])
     return config
+
+
+def _materialisation(spec: StageSpec) -> str:
+    """Where the stage's outputs are made."""
+    chosen = spec.engine_extras.get("output_materialisation", INLINE)
+    if chosen not in MODES:
+        raise ConfigError(f"{spec.name}.engine_extras.output_materialisation", f"not {chosen!r}", MODES)
+    return str(chosen)
 
 
 def _import_model_class(spec: StageSpec) -> type:

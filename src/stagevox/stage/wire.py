@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -12,7 +12,8 @@ from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
 from stagevox.contract import StageExecutionType
 
-from .outputs import Outputs
+from .materialise import INLINE, PendingOutputs
+from .outputs import Outputs, client_facing
 
 CONFIG_KEY = "stagevox"
 """Where a stage's own settings stand in vLLM's ``additional_config``."""
@@ -32,6 +33,8 @@ class StageSettings:
     input_adapter: str | None = None
     input_options: Mapping[str, Any] = field(default_factory=dict)
     extra_token: bool = False
+    output_materialisation: str = INLINE
+    """Where a step's outputs are made: one of :data:`stagevox.stage.materialise.MODES`."""
     has_talker_mtp: bool = False
     has_preprocess: bool = False
     """What a position computes depends on more than its token: requests share cached blocks only under a common salt."""
@@ -79,14 +82,25 @@ class OmniModelRunnerOutput(ModelRunnerOutput):
 
 
 class OmniAsyncOutput(AsyncModelRunnerOutput):
-    """The same for a step whose sampled tokens are still on their way."""
+    """The same for a step whose sampled tokens, or whose outputs, are still on their way."""
 
     def __init__(
-        self, inner: AsyncModelRunnerOutput, inter_stage: Outputs, multimodal: Outputs, failed: dict[str, BaseException]
+        self,
+        inner: ModelRunnerOutput | AsyncModelRunnerOutput,
+        pending: Sequence[PendingOutputs],
+        failed: Mapping[str, BaseException],
     ) -> None:
         self._inner = inner
-        self._parts = (inter_stage, multimodal, failed)
+        self._pending = pending
+        self._failed = failed
 
     def get_output(self) -> ModelRunnerOutput:
-        """Wait for the tokens, then wrap."""
-        return OmniModelRunnerOutput.wrap(self._inner.get_output(), *self._parts)
+        """Wait for the tokens and the outputs, then wrap; requests whose outputs could not be made have failed, too."""
+        base = self._inner.get_output() if isinstance(self._inner, AsyncModelRunnerOutput) else self._inner
+        inter_stage: Outputs = {}
+        failed = dict(self._failed)
+        for part in self._pending:
+            outputs, lost = part.join()
+            inter_stage |= outputs
+            failed = lost | failed
+        return OmniModelRunnerOutput.wrap(base, inter_stage, client_facing(inter_stage), failed)

@@ -122,7 +122,7 @@ class Harness:
         assert engine.state_size() == {"states": 0, "logs": 0, "post_seen": 0, "failed": 0}
         assert not scheduler.requests and not scheduler.running and not scheduler.waiting
         assert not scheduler.omni_requests and not scheduler.wait_room and not scheduler._payloads and not scheduler._inbox
-        assert not getattr(scheduler, "_ended", None)
+        assert not getattr(scheduler, "_ended", None) and not scheduler._ready and not scheduler._left
         assert scheduler._adapter is None or not scheduler._adapter.held
         assert scheduler.kv_cache_manager.usage == 0
         assert self.runner.input_batch.num_reqs == 0 and not self.runner.requests

@@ -6,6 +6,7 @@ import struct
 import wave
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
+from itertools import pairwise
 
 import numpy as np
 import psutil
@@ -47,7 +48,7 @@ LENGTHS = (
     1153,
     2304,
 )
-LOUDEST_NOISE = {"mp3": 20.0, "opus": 25.0, "aac": 20.0}
+LOUDEST_NOISE = {"mp3": 20.0, "opus": 17.0, "aac": 16.0}
 """Of a second of voice: dB."""
 
 
@@ -189,7 +190,7 @@ def test_a_stream_comes_while_it_is_made(name):
     encoder = make_encoder(name, 24000)
     sizes = [len(encoder.push(piece)) for piece in np.split(voice_like(48000, 24000), 20)]  # 0.1 s each
     assert sum(sizes[:3]) > 0
-    assert all(first + second for first, second in zip(sizes[2:], sizes[3:], strict=False))
+    assert all(first + second for first, second in pairwise(sizes[2:]))
     rest = len(encoder.finish())
     assert rest < sum(sizes) / 5
 
@@ -209,7 +210,7 @@ def test_rates(name, rate, wanted, is_rate):
     else:
         heard, heard_rate = by_ffmpeg(data, container="aac") if name == "aac" else by_libsndfile(data)
         assert heard_rate == is_rate
-        assert snr(voice_like(is_rate, is_rate), heard[encoder.delay :][:is_rate]) > 20
+        assert snr(voice_like(is_rate, is_rate), heard[encoder.delay :][:is_rate]) > LOUDEST_NOISE.get(name, 60)
 
 
 @pytest.mark.parametrize("name", MIME_TYPES)

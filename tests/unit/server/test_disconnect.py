@@ -41,7 +41,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_client_that_leaves_aborts_its_request(listen, case):
+def test_a_client_that_leaves_aborts_its_request(listen, case, caplog):
     path, body = CASES[case]
     with listen(pause=0.002) as server:
         with socket.create_connection(("127.0.0.1", server.port)) as wire:
@@ -55,6 +55,7 @@ def test_a_client_that_leaves_aborts_its_request(listen, case):
         until(lambda: server.state.gate.running == 0)
         assert sorted(server.client.aborted) == sorted(request.req_id for request in server.client.submitted)
         assert httpx.get(server.url + "/health").json()["requests_running"] == 0
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 def test_a_client_that_leaves_the_queue_takes_no_place(listen):

@@ -1,5 +1,5 @@
-"""``stagevox serve`` with the packaged voice, in a process of its own, all stages in its thread: what a client hears is what
-``Omni`` says."""
+"""``stagevox serve`` with the packaged voice, its stages in processes of their own or in a thread of the server: what a client
+hears is what ``Omni`` says."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ import subprocess
 import sys
 import time
 import wave
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
 import numpy as np
 import openai
+import psutil
 import pytest
 
 from stagevox.audio.wav import pcm16, wav_bytes
@@ -30,22 +33,74 @@ SAID = "twelve plus thirty equals forty two"
 PROMPTS = ["hello there", "good morning", TEXT, "it is 7:30", "see you on 4 july", "the cat and the dog", "5 x 3 = 15", "july 21"]
 
 
-@pytest.fixture(scope="session")
-def server():
+@contextmanager
+def serving(*options):
+    """Run the command; yields its process, its address and an HTTP client."""
     environment = {**os.environ, "PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "stagevox.cli.main", "serve", "--port", "0", "--served-model-name", "mini", "voice"]
+    command = [sys.executable, "-m", "stagevox.cli.main", "serve", "--port", "0", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as child:
         try:
             line = child.stdout.readline()
             assert line.startswith("stagevox: mini is ready at http://127.0.0.1:")
             url = line.split()[5]
-            http = httpx.Client(base_url=url, timeout=60)
-            with http:
+            with httpx.Client(base_url=url, timeout=60) as http:
                 yield SimpleNamespace(child=child, url=url, http=http, port=int(url.rpartition(":")[2]))
-            child.send_signal(signal.SIGTERM)
-            assert child.wait(20) == 0
         finally:
-            child.kill()
+            child.terminate()
+            try:
+                child.wait(20)
+            finally:
+                child.kill()
+
+
+@pytest.fixture(scope="module", params=["process", "inline"])
+def server(request):
+    with serving("--driver", request.param, "--served-model-name", "mini", "voice") as server:
+        yield server
+        server.child.send_signal(signal.SIGTERM)
+        assert server.child.wait(20) == 0
+
+
+def children(pid):
+    """Processes that ``pid`` has started."""
+    return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+
+
+@pytest.mark.covers("SV-3")
+def test_a_stage_that_is_killed():
+    """F29, F32: who waits is told at once, the server ends, and nothing of it is left."""
+    with serving("--driver", "process") as server:
+        talker = children(server.child.pid)[1]
+        everything = children(server.child.pid)
+        assert "libtorch" not in Path(f"/proc/{server.child.pid}/maps").read_text()  # only the stages need it
+        body = {"input": "one two three four five six seven eight nine ten", "response_format": "mp3"}
+        os.kill(talker, signal.SIGSTOP)  # so that the request is in flight when it dies
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(server.http.post, "/v1/audio/speech", json=body)
+            while not running(server):
+                time.sleep(0.01)
+            killed = time.monotonic()
+            os.kill(talker, signal.SIGKILL)
+            assert answer.result(20).status_code == 503 and time.monotonic() - killed < 2
+        assert server.child.wait(20) == 1
+        assert not [pid for pid in everything if psutil.pid_exists(pid)]
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(server.url + "/health")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_it_loads_leaves_nothing(number):
+    """F32."""
+    environment = {**os.environ, "PYTHONPATH": str(SRC)}
+    command = [sys.executable, "-m", "stagevox.cli.main", "serve", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as child:
+        end = time.monotonic() + 60
+        while len(everything := children(child.pid)) < 3:
+            assert time.monotonic() < end, "no stage was started"
+            time.sleep(0.02)
+        child.send_signal(number)
+        assert child.wait(10) == 0
+        assert not [pid for pid in everything if psutil.pid_exists(pid)]
 
 
 def assert_same(data, samples):

@@ -1,0 +1,383 @@
+"""The driver with a process a stage: what ``stagevox serve`` runs.
+
+The orchestrator is the one of the inline driver. What differs is the road: chunks go from one stage's process straight to the next
+(:mod:`stagevox.connectors.shm`), and the orchestrator is told that they did.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import replace
+from typing import IO, TYPE_CHECKING, Any
+
+import zmq.asyncio
+
+from stagevox.connectors.base import Chunk
+from stagevox.connectors.roadmap import RoadOwner
+from stagevox.errors import ClosedError, StageDiedError, StagevoxError
+from stagevox.stage.messages import Add, Answer, Ask, Died, Drop, ErrorInfo, Gauges, Launch, Ready, Refused, Stepped, ToServer
+from stagevox.stage.payload import StepRow
+
+from .client import StageHealth
+from .events import (
+    AbortAtStage,
+    AddToStage,
+    ChunkProduced,
+    ClientEvent,
+    ClockTicked,
+    Command,
+    EmitOutput,
+    Event,
+    FinishRequest,
+    ForwardChunk,
+    RequestAborted,
+    RequestArrived,
+    RequestFailed,
+    StageDied,
+    StageProduced,
+    StageRevived,
+)
+from .link import StageLink
+from .orchestrator import Orchestrator
+from .request import OmniRequest, StageStats
+
+if TYPE_CHECKING:
+    from stagevox.config.blueprint import Blueprint
+
+TICK = 0.05
+"""Longest time, in seconds, between two looks at the deadlines while requests are in flight."""
+
+
+class OnDeath(enum.Enum):
+    """What becomes of the pipeline when a stage's process dies while it serves."""
+
+    EXIT = "exit"
+    """The stage stays dead; whoever runs the server is told and ends it."""
+    RESTART = "restart"
+    """The stage is started again; requests that need it are refused meanwhile."""
+
+
+class Stream:
+    """A request in flight (:class:`stagevox.pipeline.client.RequestStream`)."""
+
+    def __init__(self, client: ProcessClient, req_id: str) -> None:
+        self._client = client
+        self._req_id = req_id
+        self._events: asyncio.Queue[ClientEvent] = asyncio.Queue()
+        self._is_over = False
+
+    def push(self, event: ClientEvent) -> None:
+        """Add what comes next."""
+        self._events.put_nowait(event)
+
+    async def __aiter__(self) -> AsyncIterator[ClientEvent]:
+        try:
+            while not self._is_over:
+                event = await self._events.get()
+                self._is_over = isinstance(event, FinishRequest)
+                yield event
+        finally:
+            await self.aclose()
+
+    async def aclose(self) -> None:
+        """Abort the request unless it has ended."""
+        if not self._is_over:
+            self._is_over = True
+            self._client.abort(self._req_id)
+
+
+class ProcessClient:
+    """A pipeline of processes (:class:`stagevox.pipeline.client.OmniClient`)."""
+
+    def __init__(
+        self,
+        blueprint: Blueprint,
+        *,
+        deadline: float = 30.0,
+        start_deadline: float = 600.0,
+        on_death: OnDeath = OnDeath.EXIT,
+        told_of_death: Callable[[str, str], None] | None = None,
+        record_trace: bool = False,
+        road: Mapping[str, Any] | None = None,
+        stderr: IO[bytes] | None = None,
+        engine: str | None = None,
+    ) -> None:
+        """``deadline`` is how long a request may wait for a stage, ``start_deadline`` how long a stage may load, in seconds.
+
+        ``told_of_death`` is called with a stage's name and the cause. ``road`` has fields of
+        :class:`stagevox.connectors.outbox.RoadLimits`; ``stderr`` takes what the stages' processes write; ``engine`` names another
+        class of engine, such as a test's.
+        """
+        self.blueprint = blueprint
+        self._orchestrator = Orchestrator(blueprint.stages, deadline=deadline)
+        self._upstream = dict(zip(blueprint.stages, (None, *blueprint.stages), strict=False))
+        self._start_deadline = start_deadline
+        self._on_death = on_death
+        self._told_of_death = told_of_death
+        self._record = record_trace
+        self._road = {"deadline": deadline, **(road or {})}
+        self._stderr = stderr
+        self._engine = {} if engine is None else {"engine": engine}
+        self._streams: dict[str, Stream] = {}
+        self._links: dict[str, StageLink] = {}
+        self._readers: dict[str, asyncio.Task[None]] = {}
+        self._health = dict.fromkeys(blueprint.stages, StageHealth.STARTING)
+        self._stats = {name: StageStats(name) for name in blueprint.stages}
+        self._gauges = {name: Gauges() for name in blueprint.stages}
+        self._answers: dict[tuple[str, str], list[asyncio.Future[Answer]]] = {}
+        self._ready: dict[str, asyncio.Future[None]] = {}
+        self._owner: RoadOwner | None = None
+        self._context: zmq.asyncio.Context | None = None
+        self._clock_task: asyncio.Task[None] | None = None
+        self._generation = 0
+        self._closing = False
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start all stages side by side; returns when all are ready and have spoken the warm-up text.
+
+        Raises:
+            ConfigError: settings that a stage refuses.
+            StageDiedError: a stage ended, or was not ready in time.
+        """
+        self._owner = RoadOwner(self.blueprint.stages)
+        self._context = zmq.asyncio.Context()
+        try:
+            for name in self.blueprint.stages:
+                self._launch(name)
+            await self._all_ready()
+            self._clock_task = asyncio.create_task(self._tick(), name="deadlines")
+            await self._warm_up()
+        except BaseException:
+            await self.close()
+            raise
+
+    def _launch(self, name: str) -> None:
+        assert self._owner is not None and self._context is not None
+        names = self.blueprint.stages
+        number = names.index(name)
+        self._generation += 1
+        launch = Launch(
+            spec=self.blueprint.topology.stages[number],
+            overrides=dict(self.blueprint.overrides.get(name, {})),
+            roadmap=self._owner.map,
+            control=f"ipc://{self._owner.map.folder}/c{self._generation}",
+            target=names[number + 1] if number + 1 < len(names) else None,
+            record=self._record,
+            road=self._road,
+            **self._engine,
+        )
+        self._ready[name] = asyncio.get_running_loop().create_future()
+        link = self._links[name] = StageLink(launch, self._context, self._stderr)
+        self._readers[name] = asyncio.create_task(self._read(link), name=f"reader of {name}")
+
+    async def _all_ready(self) -> None:
+        waiting = [self._ready[name] for name in self.blueprint.stages]
+        done, pending = await asyncio.wait(waiting, timeout=self._start_deadline, return_when=asyncio.FIRST_EXCEPTION)
+        for future in done:
+            future.result()
+        if pending:
+            late = [name for name in self.blueprint.stages if not self._ready[name].done()]
+            raise StageDiedError(f"{late[0]}: not ready in {self._start_deadline:g} s")
+
+    async def _warm_up(self) -> None:
+        """Speak a text nobody hears: the first use of every kernel takes longest."""
+        text = self.blueprint.topology.warm_up
+        if text is None:
+            return
+        async for event in self.submit(self.blueprint.admit("warm-up", text, None)):
+            if isinstance(event, FinishRequest) and event.error is not None:
+                raise event.error
+        await asyncio.gather(*(self._ask(name, "clear_trace") for name in self.blueprint.stages))
+        self._stats = {name: StageStats(name) for name in self.blueprint.stages}
+
+    async def drain(self, seconds: float) -> None:
+        """Wait for the requests in flight, at most so long; then abort what is left."""
+        until = time.monotonic() + seconds
+        while self.num_requests and time.monotonic() < until:
+            await asyncio.sleep(min(TICK, seconds))
+        for req_id in self._orchestrator.req_ids:
+            self.abort(req_id)
+
+    async def close(self) -> None:
+        """End all processes and remove what they shared; closing again does nothing."""
+        if self._closing:
+            return
+        self._closing = True
+        for req_id in self._orchestrator.req_ids:
+            self.abort(req_id)
+        if self._clock_task is not None:
+            self._clock_task.cancel()
+        await asyncio.gather(*(link.stop(5.0) for link in self._links.values()), return_exceptions=True)
+        for task in self._readers.values():
+            task.cancel()
+        tasks = [*self._readers.values(), *([self._clock_task] if self._clock_task else [])]
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._context is not None:
+            self._context.destroy(linger=0)
+        if self._owner is not None:
+            self._owner.close()
+        self._health = dict.fromkeys(self._health, StageHealth.DEAD)
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    def submit(self, request: OmniRequest) -> Stream:
+        """Start a request; raises :class:`BadRequestError` for an id in flight, :class:`StageDiedError` if a stage is gone."""
+        if self._closing:
+            raise ClosedError("the pipeline is closed")
+        commands = self._orchestrator.handle(RequestArrived(time.monotonic(), request))
+        match commands:
+            case [FinishRequest(error=StagevoxError() as error)]:
+                raise error
+        stream = self._streams[request.req_id] = Stream(self, request.req_id)
+        self._carry_out(commands)
+        return stream
+
+    def abort(self, req_id: str) -> None:
+        """End a request and free it everywhere; an unknown id is ignored."""
+        self._tell(RequestAborted(time.monotonic(), req_id))
+
+    @property
+    def num_requests(self) -> int:
+        """Requests in flight."""
+        return self._orchestrator.num_requests
+
+    def health(self) -> Mapping[str, StageHealth]:
+        """Each stage by name, in order."""
+        return dict(self._health)
+
+    def stats(self) -> list[StageStats]:
+        """A copy of what was measured so far, a stage each."""
+        return [replace(stats) for stats in self._stats.values()]
+
+    def gauges(self) -> Mapping[str, Gauges]:
+        """How each stage stood when it last stepped."""
+        return dict(self._gauges)
+
+    def pids(self) -> Mapping[str, int]:
+        """The process of each stage."""
+        return {name: link.pid for name, link in self._links.items()}
+
+    async def trace(self) -> dict[str, list[StepRow]]:
+        """The step log of each stage since it was loaded; empty lists without ``record_trace``."""
+        answers = await asyncio.gather(*(self._ask(name, "trace") for name in self.blueprint.stages))
+        return {name: answer.rows for name, answer in zip(self.blueprint.stages, answers, strict=True)}
+
+    async def held(self) -> dict[str, dict[str, int]]:
+        """What each stage holds for requests, by kind; all zero when idle."""
+        answers = await asyncio.gather(*(self._ask(name, "held") for name in self.blueprint.stages))
+        return {name: answer.held for name, answer in zip(self.blueprint.stages, answers, strict=True)}
+
+    async def _ask(self, name: str, what: str) -> Answer:
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._answers.setdefault((name, what), []).append(future)
+        self._links[name].send(Ask(what))
+        return await asyncio.wait_for(future, 30.0)
+
+    # -- what stages say ----------------------------------------------------------------------------------------------
+
+    async def _read(self, link: StageLink) -> None:
+        """Read what a stage says until its process ends."""
+        cause: ErrorInfo | None = None
+        while (message := await link.receive()) is not None:
+            if isinstance(message, Died):
+                cause = message.error
+                continue
+            self._heard(link.name, message)
+        if not self._closing:
+            self._ended(link, cause)
+
+    def _heard(self, name: str, message: ToServer) -> None:
+        now = time.monotonic()
+        match message:
+            case Stepped(outputs, chunks, taken, steps, seconds, gauges):
+                upstream = self._upstream[name]
+                for req_id, seq, end in taken:
+                    assert upstream is not None
+                    self._tell(ChunkProduced(now, upstream, Chunk(req_id, seq, end, {})))
+                stats = self._stats[name]
+                stats.steps += steps
+                stats.seconds += seconds
+                stats.tokens += sum(len(output.new_token_ids) + output.positions for output in outputs)
+                self._gauges[name] = gauges
+                for req_id, seq, end in chunks:  # before the outputs: the last of them may end the request
+                    self._tell(ChunkProduced(now, name, Chunk(req_id, seq, end, {})))
+                for output in outputs:
+                    self._tell(StageProduced(now, name, output))
+            case Refused(req_id, error):
+                self._tell(RequestFailed(now, req_id, error.to_error()))
+            case Ready():
+                self._health[name] = StageHealth.READY
+                self._tell(StageRevived(now, name))
+                if not self._ready[name].done():
+                    self._ready[name].set_result(None)
+            case Answer(what):
+                for future in self._answers.pop((name, what), ()):
+                    if not future.done():
+                        future.set_result(message)
+
+    def _ended(self, link: StageLink, cause: ErrorInfo | None) -> None:
+        """A stage's process has ended, though nobody asked it to."""
+        name, ready = link.name, self._ready[link.name]
+        why = link.cause() if cause is None else cause.message
+        link.close()
+        assert self._owner is not None
+        self._owner.map.sweep(name)
+        self._gauges[name] = Gauges()
+        self._health[name] = StageHealth.DEAD
+        self._tell(StageDied(time.monotonic(), name, why))
+        for (stage, _), futures in list(self._answers.items()):
+            if stage == name:
+                for future in futures:
+                    if not future.done():
+                        future.set_exception(StageDiedError(f"{name}: {why}"))
+        if not ready.done():
+            error = StageDiedError(f"{name}: {why}") if cause is None else cause.to_error()
+            ready.set_exception(error)
+            ready.exception()  # seen: start() may have given up already
+            return
+        if self._told_of_death is not None:
+            self._told_of_death(name, why)
+        if self._on_death is OnDeath.RESTART:
+            self._health[name] = StageHealth.RESTARTING
+            self._launch(name)
+
+    # -- the orchestrator ---------------------------------------------------------------------------------------------
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK if self.num_requests else 10 * TICK)
+            self._tell(ClockTicked(time.monotonic()))
+
+    def _tell(self, event: Event) -> None:
+        self._carry_out(self._orchestrator.handle(event))
+
+    def _carry_out(self, commands: list[Command]) -> None:
+        for command in commands:
+            match command:
+                case EmitOutput(_, output):
+                    self._streams[output.req_id].push(command)
+                case AddToStage(name, request):
+                    onward = name != self._road_of(request.req_id)[-1]
+                    self._send_add(name, Add(request, onward))
+                case ForwardChunk():
+                    pass  # it went straight to the next stage
+                case AbortAtStage(name, req_ids):
+                    self._links[name].send(Drop(list(req_ids)))
+                case FinishRequest(req_id):
+                    for link in self._links.values():  # what is left on the road
+                        link.send(Drop([req_id]))
+                    self._streams.pop(req_id).push(command)
+
+    def _send_add(self, name: str, message: Add) -> None:
+        try:
+            self._links[name].send(message)
+        except (TypeError, ValueError, OverflowError) as error:  # a value that can't leave this process
+            self._tell(RequestFailed(time.monotonic(), message.request.req_id, error))
+
+    def _road_of(self, req_id: str) -> tuple[str, ...]:
+        return self._orchestrator.road(req_id)

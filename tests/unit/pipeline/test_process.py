@@ -1,0 +1,304 @@
+"""The driver with a process a stage, on stages without engines: what comes out, and that nothing outlives its time."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stagevox.contract import WAVEFORM
+from stagevox.errors import BadParameterError, BadRequestError, CapabilityError, DeadlineError, RequestFailedError, StageDiedError
+from stagevox.pipeline.client import StageHealth
+from stagevox.pipeline.events import EmitOutput, FinishRequest
+from stagevox.pipeline.process import OnDeath, ProcessClient
+from tests.support.scripted import ENGINE, STAGES, blueprint, samples_of
+
+TEXTS = ["a", "hello", "one two three", "x" * 150]
+
+
+def client(overrides=None, **options):
+    return ProcessClient(blueprint(**(overrides or {})), engine=ENGINE, start_deadline=60.0, **options)
+
+
+def run(coroutine):
+    return asyncio.run(asyncio.wait_for(coroutine, 120))
+
+
+async def say(pipeline, req_id, text, sampling=None, last_stage=None, **options):
+    """A request from its start to its end: (samples, tokens, end)."""
+    request = pipeline.blueprint.admit(req_id, {"text": text, **options}, sampling)
+    samples, tokens = [np.zeros(0)], []
+    async for event in pipeline.submit(replace(request, last_stage=last_stage)):
+        match event:
+            case EmitOutput(stage, output):
+                if stage == "thinker":
+                    tokens += output.new_token_ids
+                if WAVEFORM in output.multimodal:
+                    samples.append(output.multimodal[WAVEFORM])
+            case FinishRequest():
+                end = event
+    return np.concatenate(samples), tokens, end
+
+
+def gone(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+
+
+def wait_until(true, seconds=10.0):
+    until = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < until, "it never came true"
+        time.sleep(0.02)
+
+
+async def nothing_held(pipeline):
+    """Every map of every stage is empty, within a second."""
+    until = time.monotonic() + 1.0
+    while any(value for held in (await pipeline.held()).values() for value in held.values()):
+        assert time.monotonic() < until, await pipeline.held()
+        await asyncio.sleep(0.01)
+    assert not pipeline.num_requests
+
+
+def left_behind(folder):
+    """What a run leaves: its folder, its segments."""
+    name = Path(folder).name
+    return [path for path in (Path(folder), *Path("/dev/shm").glob(f"{name}*")) if path.exists()]
+
+
+@pytest.fixture(scope="module")
+def shared():
+    """``shared(scenario)`` runs a coroutine function on a pipeline that many tests use, and checks that it left nothing."""
+    with asyncio.Runner() as runner:
+        pipeline = client(deadline=3.0)
+        runner.run(pipeline.start())
+
+        async def scene(scenario):
+            await asyncio.wait_for(scenario(pipeline), 60)
+            await nothing_held(pipeline)
+            assert all(health is StageHealth.READY for health in pipeline.health().values())
+
+        yield lambda scenario: runner.run(scene(scenario))
+        folder, pids = pipeline._owner.map.folder, pipeline.pids()
+        started = time.monotonic()
+        runner.run(pipeline.close())
+    assert time.monotonic() - started < 5
+    assert all(map(gone, pids.values())) and not left_behind(folder)
+
+
+@pytest.mark.covers("EX-2", "SV-3")
+def test_many_at_once_speak_each_its_own(shared):
+    @shared
+    async def _(pipeline):
+        texts = TEXTS * 8
+        answers = await asyncio.gather(*(say(pipeline, f"r{n}", text) for n, text in enumerate(texts)))
+        for text, (samples, tokens, end) in zip(texts, answers, strict=True):
+            assert (end.finish_reason, end.error) == ("stop", None)
+            assert "".join(map(chr, tokens)) == text
+            assert np.array_equal(samples, samples_of(text).astype(samples.dtype))
+
+
+def test_a_road_may_end_early_and_a_cap_is_told(shared):
+    @shared
+    async def _(pipeline):
+        samples, tokens, end = await say(pipeline, "text", "hello", last_stage="thinker")
+        assert (len(samples), len(tokens), end.finish_reason) == (0, 5, "stop")
+        samples, tokens, end = await say(pipeline, "cut", "hello", sampling={"thinker": {"max_tokens": 2}})
+        assert (len(samples), tokens, end.finish_reason) == (40, [ord("h"), ord("e")], "length")
+
+
+def test_an_id_in_flight_is_refused(shared):
+    @shared
+    async def _(pipeline):
+        stream = pipeline.submit(pipeline.blueprint.admit("twice", "hello", None))
+        with pytest.raises(BadRequestError, match="in flight"):
+            pipeline.submit(pipeline.blueprint.admit("twice", "hello", None))
+        await stream.aclose()
+
+
+@pytest.mark.covers("RT-8")
+def test_listeners_that_leave_free_every_stage(shared):
+    @shared
+    async def _(pipeline):
+        for n in range(60):
+            stream = pipeline.submit(pipeline.blueprint.admit(f"r{n}", {"text": "hello there " * 5, "pace": 0.001}, None))
+            seen = 0
+            async for _ in stream:
+                seen += 1
+                if seen > n % 40:
+                    break
+            await stream.aclose()
+        await nothing_held(pipeline)
+        samples, _, _ = await say(pipeline, "after", "hello")
+        assert np.array_equal(samples, samples_of("hello").astype(samples.dtype))
+
+
+@pytest.mark.covers("EX-16")
+@pytest.mark.parametrize("stage", STAGES)
+def test_an_error_is_the_guilty_ones_alone(shared, stage):
+    @shared
+    async def _(pipeline):
+        good, refused, raised = await asyncio.gather(
+            say(pipeline, "good", "hello"),
+            say(pipeline, "refused", "hello", fault=f"refuse@{stage}"),
+            say(pipeline, "raised", "hello", fault=f"raise@{stage}"),
+        )
+        assert good[2].finish_reason == "stop" and len(good[0]) == 100
+        assert isinstance(refused[2].error, BadParameterError)
+        assert (refused[2].error.field, refused[2].error.allowed) == ("seed", ("1", "2"))
+        assert type(raised[2].error) is RequestFailedError and "as the script says" in str(raised[2].error)
+
+
+def test_one_that_is_never_served_ends_at_its_deadline(shared):
+    @shared
+    async def _(pipeline):
+        *mute, good = await asyncio.gather(
+            *(say(pipeline, f"mute-{stage}", "hello", fault=f"mute@{stage}") for stage in STAGES), say(pipeline, "good", "hello")
+        )
+        for stage, (_, _, end) in zip(STAGES, mute, strict=True):
+            assert isinstance(end.error, DeadlineError) and stage in str(end.error)
+        assert good[2].finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    ("how", "stage"), [("kill", "thinker"), ("kill", "talker"), ("kill", "code2wav"), ("break", "talker"), ("exit", "talker")]
+)
+def test_a_stage_that_dies_fails_what_needs_it_at_once(stage, how):
+    async def scenario():
+        deaths = []
+        pipeline = client(told_of_death=lambda *what: deaths.append(what))
+        await pipeline.start()
+        try:
+            fault = {} if how == "kill" else {"fault": f"{how}@{stage}"}
+            others = [asyncio.create_task(say(pipeline, f"r{n}", "hello " * 20, pace=0.002)) for n in range(3)]
+            dying = asyncio.create_task(say(pipeline, "dying", "hello " * 20, pace=0.002, **fault))
+            await asyncio.sleep(0.1)
+            if how == "kill":
+                os.kill(pipeline.pids()[stage], signal.SIGKILL)
+            started = time.monotonic()
+            ends = [end for _, _, end in await asyncio.gather(dying, *others)]
+            assert time.monotonic() - started < 5
+            assert isinstance(ends[0].error, StageDiedError)
+            reason = {"kill": "killed by SIGKILL", "break": "as the script says", "exit": "exit status 7"}[how]
+            assert stage in str(ends[0].error) and reason in str(ends[0].error)
+            for end in ends[1:]:
+                assert end.finish_reason == "stop" or isinstance(end.error, StageDiedError)
+            assert pipeline.health()[stage] is StageHealth.DEAD
+            assert [name for name, _ in deaths] == [stage]
+            with pytest.raises(StageDiedError):
+                pipeline.submit(pipeline.blueprint.admit("late", "hello", None))
+        finally:
+            folder, pids = pipeline._owner.map.folder, pipeline.pids()
+            await pipeline.close()
+        assert all(map(gone, pids.values())) and not left_behind(folder)
+
+    run(scenario())
+
+
+def test_a_stage_that_dies_may_be_started_again():
+    async def scenario():
+        pipeline = client(on_death=OnDeath.RESTART)
+        await pipeline.start()
+        try:
+            for turn, stage in enumerate([*STAGES, "talker"]):
+                doomed = asyncio.create_task(say(pipeline, f"doomed{turn}", "hello " * 30, pace=0.005))
+                await asyncio.sleep(0.1)
+                os.kill(pipeline.pids()[stage], signal.SIGKILL)
+                assert isinstance((await doomed)[2].error, StageDiedError)
+                assert pipeline.health()[stage] is StageHealth.RESTARTING
+                with pytest.raises(StageDiedError):
+                    pipeline.submit(pipeline.blueprint.admit("meanwhile", "hello", None))
+                while pipeline.health()[stage] is not StageHealth.READY:
+                    await asyncio.sleep(0.02)
+                samples, _, end = await say(pipeline, f"after{turn}", "x" * 100)
+                assert end.finish_reason == "stop"
+                assert np.array_equal(samples, samples_of("x" * 100).astype(samples.dtype))
+                await nothing_held(pipeline)
+        finally:
+            folder = pipeline._owner.map.folder
+            await pipeline.close()
+        assert not left_behind(folder)
+
+    run(scenario())
+
+
+def test_a_stage_that_hangs_ends_its_requests_at_their_deadline_and_is_killed_at_the_end():
+    async def scenario():
+        pipeline = client(deadline=0.5)
+        await pipeline.start()
+        pids = pipeline.pids()
+        try:
+            _, _, end = await say(pipeline, "hangs", "hello", fault="hang@talker")
+            assert isinstance(end.error, DeadlineError)
+        finally:
+            await pipeline.close()
+        assert all(map(gone, pids.values()))
+
+    run(scenario())
+
+
+def test_settings_that_a_stage_refuses_come_back_by_name():
+    async def scenario():
+        pipeline = client({"talker": {"no_start": True}})
+        with pytest.raises(CapabilityError, match="as the script says") as caught:
+            await pipeline.start()
+        assert (caught.value.field, caught.value.allowed) == ("talker.no_start", ("false",))
+        assert all(map(gone, pipeline.pids().values())) and not left_behind(pipeline._owner.map.folder)
+
+    run(scenario())
+
+
+def test_a_slow_consumer_gets_every_row_and_holds_its_producer_back():
+    """The Talker may have two chunks on the road: it must stop in between, or it would fail for a full queue."""
+
+    async def scenario():
+        pipeline = client({"code2wav": {"pace": 0.03}, "talker": {"slots": 1}}, road={"per_request": 2, "queued": 2})
+        await pipeline.start()
+        try:
+            text = "y" * 120
+            samples, _, end = await say(pipeline, "slow", text)
+            assert end.finish_reason == "stop"
+            assert np.array_equal(samples, samples_of(text).astype(samples.dtype))
+            await nothing_held(pipeline)
+        finally:
+            await pipeline.close()
+
+    run(scenario())
+
+
+SERVER = """
+import asyncio, sys
+from tests.unit.pipeline.test_process import client, say
+async def main():
+    pipeline = client()
+    await pipeline.start()
+    print(pipeline._owner.map.folder, *pipeline.pids().values(), flush=True)
+    await say(pipeline, "long", "hello " * 1000, pace=0.01)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_no_process_outlives_its_server(how):
+    server = subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        folder, *pids = server.stdout.readline().split()
+        assert len(pids) == 3
+        time.sleep(0.2)  # into the long text
+        server.send_signal(how)
+        server.wait(20)
+        wait_until(lambda: all(gone(int(pid)) for pid in pids))
+        wait_until(lambda: not left_behind(folder))
+    finally:
+        server.kill()
+        server.stdout.close()
