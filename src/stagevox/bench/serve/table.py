@@ -41,6 +41,7 @@ def table(run: Mapping[str, Any], percentiles: Sequence[float]) -> str:
         lines.append(f"{'  ' + kind + ':':<44}{count:>{WIDTH - 44}}")
     lines += _latencies(run, percentiles)
     lines += _stages(run)
+    lines += _records(run)
     return "\n".join(lines)
 
 
@@ -61,6 +62,19 @@ def _stages(run: Mapping[str, Any]) -> Iterator[str]:
         for name, stage in run["stages"].items():
             each = [f"{stage[key]:.3f}" if stage[key] is not None else "-" for key in ("ms_per_token", "ms_per_step")]
             yield f"{name:<16}{stage['steps']:>8g}{stage['tokens']:>9g}{stage['seconds']:>10.3f}{each[0]:>11}{each[1]:>12}"
+
+
+def _records(run: Mapping[str, Any]) -> Iterator[str]:
+    """Where the time of a request went, by the server's own records."""
+    if "mean_server_e2el_ms" in run:
+        yield "-" * WIDTH
+        yield f"{'Mean, by the records of the server (ms)':<46}{'First':>10}{'Last':>10}"
+        yield f"{'queue':<46}{'':>10}{run['mean_server_queue_ms']:>10.1f}"
+        for name in run.get("stages") or {}:
+            if f"mean_{name}_first_ms" in run:
+                yield f"{name:<46}{run[f'mean_{name}_first_ms']:>10.1f}{run[f'mean_{name}_last_ms']:>10.1f}"
+        yield f"{'end':<46}{'':>10}{run['mean_server_e2el_ms']:>10.1f}"
+        yield f"{'outside the server':<46}{'':>10}{run['mean_outside_server_ms']:>10.1f}"
 
 
 def band_table(concurrency: int | None, bands: Mapping[str, Mapping[str, float]], repeats: int) -> str:
