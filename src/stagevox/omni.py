@@ -100,7 +100,7 @@ class Omni:
             deadline = self._blueprint.effective.deadline
         if isinstance(deadline, bool) or not isinstance(deadline, int | float) or not deadline > 0:
             raise ConfigError("deadline", f"not a number of seconds above 0: {deadline!r}")
-        orchestrator = Orchestrator(self._blueprint.stages, deadline=deadline)
+        orchestrator = Orchestrator(self._blueprint.stages, deadline, self._blueprint.topology.text_stage)
         check_stages(self._blueprint)
         try:
             for spec in self._blueprint.topology.stages:

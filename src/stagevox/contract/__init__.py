@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .checks import check_batch, check_mtp, check_mtp_inputs, check_output, check_row, check_update
     from .hooks import (
         MTP_INPUTS,
+        SAMPLING,
         BatchResult,
         MakeOmniOutput,
         MTPBatchResult,
@@ -40,6 +41,7 @@ __all__ = [
     "PHASE_FIELDS",
     "PROMPT_LEN",
     "SAMPLE_RATE",
+    "SAMPLING",
     "WAVEFORM",
     "BatchResult",
     "Capabilities",
@@ -78,6 +80,7 @@ _HOMES = {
     "PreprocessBatch": ".hooks",
     "PreprocessDecodeBatch": ".hooks",
     "RowResult": ".hooks",
+    "SAMPLING": ".hooks",
     "RowsAt": ".outputs",
     "TalkerMTP": ".hooks",
     "Update": ".hooks",

@@ -112,7 +112,7 @@ class ProcessClient:
         class of engine, such as a test's.
         """
         self.blueprint = blueprint
-        self._orchestrator = Orchestrator(blueprint.stages, deadline=deadline)
+        self._orchestrator = Orchestrator(blueprint.stages, deadline, blueprint.topology.text_stage)
         self._upstream = dict(zip(blueprint.stages, (None, *blueprint.stages), strict=False))
         self._start_deadline = start_deadline
         self._on_death = on_death

@@ -29,7 +29,7 @@ from stagevox.contract import (
 )
 from stagevox.errors import ContractError, HookRaisedError
 
-from .border import call_hook
+from .border import call_hook, copying
 from .buffer import IntermediateBuffer
 from .materialise import BACKGROUND, Materialiser, PendingOutputs
 from .mtp import MTPRows, complete_frames
@@ -294,7 +294,8 @@ class OmniGPUModelRunner(Upstream):
         if not values or self._row_store is None:
             return {}
         plain = ((name, value.tensor if isinstance(value, OwnedBatchTensor) else value) for name, value in values.items())
-        return {name: value for name, value in plain if isinstance(value, torch.Tensor)}
+        end = self._rows[-1].end  # what has fewer rows is for plan_outputs to complain of
+        return {name: value for name, value in plain if isinstance(value, torch.Tensor) and value.dim() and len(value) >= end}
 
     def _hold_cached_rows(self, shared: Mapping[str, torch.Tensor]) -> None:
         """Hold for each request the rows of the positions that the prefix cache spared it, before those of this step."""
@@ -313,7 +314,8 @@ class OmniGPUModelRunner(Upstream):
     def _keep_rows(self, shared: Mapping[str, torch.Tensor]) -> None:
         if shared:
             assert self._row_store is not None
-            self._row_store.put(shared, self.input_batch.block_table[0].slot_mapping.gpu[: self._rows[-1].end])
+            with copying("make_omni_output"):  # rows of another shape or type than those of steps before
+                self._row_store.put(shared, self.input_batch.block_table[0].slot_mapping.gpu[: self._rows[-1].end])
 
     def _collect(self, hidden: torch.Tensor) -> PendingOutputs | None:
         """Start making this step's outputs; None when there is nothing. What it reads of the step is the step's own from here on."""
@@ -325,9 +327,9 @@ class OmniGPUModelRunner(Upstream):
         memory, background = self.model_intermediate_buffer.outputs, self.materialiser.background
         try:
             shared = self._shared_rows(values)
+            self._keep_rows(shared)  # first: a request may have adopted a block that another one fills in this very step
             self._hold_cached_rows(shared)
             step = plan_outputs(self._rows, values, self._rows[-1].end, memory, codes=self._new_codes, snapshot=background)
-            self._keep_rows(shared)
         except ContractError as error:
             self._fail_step(error)
             return None

@@ -29,7 +29,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from stagevox.config.objects import load_attribute
 from stagevox.connectors.base import Chunk, ChunkProcessor
-from stagevox.contract import check_update, merge_update
+from stagevox.contract import SAMPLING, check_update, merge_update
 from stagevox.errors import EmptyTextError, TextTooLongError
 
 from .payload import StageInput, StageOutput, StageRequest
@@ -109,6 +109,9 @@ class OmniSchedulerMixin(Upstream):
 
     def _accept(self, request: StageRequest, given: StageInput) -> None:
         waits = self.wait_room.get(request.req_id) is WaitState.WAITING_FOR_INPUT
+        if waits and given.skip:
+            self._emit(request.req_id, [], _NOTHING, _NOTHING, "stop")
+            return
         if waits and (given.prompt_token_ids or given.end):
             self._admit(request, given)
             return
@@ -136,6 +139,8 @@ class OmniSchedulerMixin(Upstream):
         if self.stage.extra_token:
             self._left[request.req_id] = made.max_tokens - 1
         self._check_length(made.num_prompt_tokens)
+        if self.stage.mtp_request_info:
+            payload = {**payload, SAMPLING: {"temperature": made.sampling_params.temperature, "seed": made.sampling_params.seed}}
         self.add_request(made)
         self._condition(request.req_id, given.ready)
         if payload:

@@ -70,6 +70,7 @@ def make_config(spec: StageSpec, overrides: Mapping[str, Any], *, record: bool =
         extra_token=spec.extra_token,
         output_materialisation=_materialisation(spec),
         has_talker_mtp=capabilities.has_talker_mtp,
+        mtp_request_info=capabilities.mtp_request_info,
         has_preprocess=capabilities.has_preprocess,
     )
     args = EngineArgs(
@@ -124,6 +125,8 @@ class ConfigPart:
 
     part: str | None
     architecture: str | None
+    is_vocoder: bool
+    """The stage has no attention of vLLM's: what its config lacks of a decoder's sizes is filled in, since vLLM asks for them."""
 
     def __call__(self, config: Any) -> Any:
         """The part of a ``transformers`` config; vLLM also asks with an empty one, which is handed back as it is."""
@@ -132,13 +135,28 @@ class ConfigPart:
             return config
         if self.architecture:
             found.architectures = [self.architecture]
+        if self.is_vocoder:
+            for name, value in _DECODER_SIZES.items():
+                if not hasattr(found, name):
+                    setattr(found, name, value)
         return found
+
+
+_DECODER_SIZES = {
+    "hidden_size": 1,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "vocab_size": 1,
+    "max_position_embeddings": 2048,
+}
 
 
 def _part_of(spec: StageSpec) -> dict[str, Any]:
     if spec.config_part is None and spec.architecture is None:
         return {}
-    return {"hf_overrides": ConfigPart(spec.config_part, spec.architecture)}
+    is_vocoder = spec.execution_type is StageExecutionType.GENERATION
+    return {"hf_overrides": ConfigPart(spec.config_part, spec.architecture, is_vocoder)}
 
 
 def first_reason(error: Exception) -> str:

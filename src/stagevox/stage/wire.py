@@ -36,6 +36,7 @@ class StageSettings:
     output_materialisation: str = INLINE
     """Where a step's outputs are made: one of :data:`stagevox.stage.materialise.MODES`."""
     has_talker_mtp: bool = False
+    mtp_request_info: bool = False
     has_preprocess: bool = False
     """What a position computes depends on more than its token: requests share cached blocks only under a common salt."""
 
