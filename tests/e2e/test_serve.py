@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+import wave
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +25,7 @@ import psutil
 import pytest
 
 from stagevox.audio.wav import pcm16, wav_bytes
+from stagevox.cli.main import main
 
 SRC = Path(__file__).resolve().parents[2] / "src"
 TEXT = "12 + 30 = 42"
@@ -251,3 +254,38 @@ def test_formats_of_real_speech(server, omni):
         samples, rate = decode_clip(answer.content, 16_000)
         assert rate == 16_000 and abs(len(samples) - len(result.audio)) < 2100
         assert np.abs(samples).max() > 0.1
+
+
+@pytest.mark.covers("SV-4")
+@pytest.mark.parametrize("endpoint", ["speech", "chat"])
+def test_a_benchmark_says_what_is_on_disk(server, omni, tmp_path, capsys, endpoint):
+    """F50: durations are those of the WAVs, which hold what ``Omni`` says; the stages' tokens are those of the answers."""
+    prompts, saved = tmp_path / "prompts.txt", tmp_path / "result.json"
+    prompts.write_text("\n".join(PROMPTS))
+    args = [
+        "--base-url",
+        server.url,
+        "--endpoint",
+        endpoint,
+        "--prompts",
+        prompts,
+        "--num-prompts",
+        len(PROMPTS),
+        "--no-progress",
+    ]
+    args += ["--max-concurrency", 4, "--save-wavs", tmp_path / "wavs", "--save-result", saved]
+    assert main(["bench", "serve", *map(str, args)]) == 0
+    (run,) = json.loads(saved.read_text())["runs"]
+    results = omni.generate(PROMPTS)
+    for request, result in zip(run["requests"], results, strict=True):
+        with wave.open(str(tmp_path / "wavs" / request["wav"])) as file:
+            assert file.getframerate() == 16_000 and request["audio_seconds"] == file.getnframes() / 16_000
+            assert_same(file.readframes(file.getnframes()), result.audio)
+        assert request["audio_tokens"] == len(result.codes)
+    frames = sum(len(result.codes) for result in results)
+    assert run["total_audio_seconds"] == pytest.approx(frames / 25) == run["server_audio_seconds"]
+    assert run["total_audio_tokens"] == frames
+    # A talker also samples the token that ends it.
+    assert run["stages"]["talker"]["tokens"] == frames + len(PROMPTS)
+    assert run["stages"]["thinker"]["tokens"] == run["total_text_tokens"]
+    assert all(0 < run["stages"][stage]["ms_per_token"] < 1e3 for stage in ("thinker", "talker"))

@@ -17,9 +17,9 @@ from typing import Any, NoReturn
 
 from stagevox.errors import BadRequestError, ConfigError, StagevoxError
 
-from . import config, say, serve
+from . import bench, config, say, serve
 
-COMMANDS = (say, serve, config)
+COMMANDS = (say, serve, bench, config)
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 

@@ -71,6 +71,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--trace-mib", type=_integer(1), default=64, metavar="N", help="most of the trace to keep (default: %(default)s)"
     )
+    parser.add_argument("--no-playground", action="store_true", help="no page at / to try the voice with")
     parser.add_argument("--access-log", action="store_true", help="a line for each request")
     parser.add_argument(
         "--log-level", choices=("debug", "info", "warning", "error"), default="info", help="(default: %(default)s)"
@@ -116,6 +117,7 @@ def run(args: argparse.Namespace) -> int:
             allowed_media_domains=tuple(args.allowed_media_domains or ()),
             allowed_local_media_path=folder,
             observers=[RequestWatch([RequestLog(), *([] if trace is None else [trace])])],
+            playground=not args.no_playground,
         )
         deadline = blueprint.effective.deadline if args.deadline is None else args.deadline
         client = make_client(args.driver, blueprint, DriverOptions(deadline, restart=args.on_stage_death == "restart"))

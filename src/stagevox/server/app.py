@@ -8,7 +8,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from stagevox.config.blueprint import Blueprint
 from stagevox.pipeline.client import OmniClient
 
-from . import chat, health, models, speech, voices
+from . import chat, health, models, playground, speech, timing_pages, voices
 from .auth import ApiKeyLock
 from .errors import LastResort, install
 from .limits import BodyLimit
@@ -32,7 +32,8 @@ def create_app(client: OmniClient, blueprint: Blueprint, settings: ServerSetting
     )
     app.state.server = state
     install(app)
-    routers = (chat.router, speech.router, voices.router, models.router, health.router, *settings.routers)
+    pages = (*settings.routers, *((playground.router,) if settings.playground else ()))
+    routers = (chat.router, speech.router, voices.router, models.router, health.router, timing_pages.router, *pages)
     for make in routers:
         app.include_router(make(state))
     # The last one added is the first to see a request.

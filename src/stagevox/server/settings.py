@@ -50,4 +50,6 @@ class ServerSettings:
     """What ``/metrics`` shows."""
     observers: Sequence[Observer] = ()
     routers: Sequence[Callable[[ServerState], APIRouter]] = ()
-    """More pages, such as a playground; not behind the API key unless under ``/v1``."""
+    """More pages; not behind the API key unless under ``/v1``."""
+    playground: bool = True
+    """A page at ``/`` to try the voice with."""

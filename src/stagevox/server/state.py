@@ -20,6 +20,7 @@ from .limits import Gate
 from .media import MediaLoader
 from .record import Observers
 from .settings import ServerSettings
+from .timings import RequestTimings
 
 LARGE_PROMPT = 1 << 14
 """Characters from which a prompt is read in a thread: the event loop must not stand still for it."""
@@ -58,7 +59,8 @@ class ServerState:
         self.media = MediaLoader(settings)
         self.transcripts = Transcripts()
         self.metrics = Metrics(client, blueprint.stages, settings.registry)
-        self.observers = Observers((RequestWatch([self.metrics]), *settings.observers))
+        self.timings = RequestTimings()
+        self.observers = Observers((RequestWatch([self.metrics]), self.timings, *settings.observers))
         self.started_at = int(time.time())
         self.draining = False
         self._reading = asyncio.Lock()

@@ -57,3 +57,14 @@ class Version(ResponseModel):
     """``GET /version``."""
 
     version: str
+
+
+class Playground(ResponseModel):
+    """``GET /playground/about``: what the page needs before it may ask for more."""
+
+    needs_key: bool
+    sample_rate: int
+    """Hz of the model."""
+    reads_aloud: bool
+    """True if ``/v1/audio/speech`` takes a text."""
+    examples: list[str]
