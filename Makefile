@@ -6,7 +6,7 @@ TEXT ?= Good morning! 5 + 7 = 12.
 # Packages are installed without bytecode; kept from writing it, every start would compile vLLM and torch again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup setup-dev demo test check format bench clean
+.PHONY: setup setup-dev demo test check format bench soak clean
 .NOTPARALLEL:
 
 setup:  ## the CPU runtime
@@ -34,6 +34,10 @@ format: setup-dev  ## mend what check would complain of, as far as a tool can
 bench: setup  ## measure
 	$(RUN) -m stagevox.bench.step
 	$(RUN) -m stagevox.bench.say
+
+soak: setup-dev  ## the long runs: 2,000 requests drawn from the server's description, 1,000 spoken ones, 200 aborts
+	STAGEVOX_FUZZ_EXAMPLES=2000 $(RUN) -m pytest -q tests/unit/server/test_fuzz.py
+	$(RUN) tools/soak.py
 
 clean:  ## all that make made
 	rm -rf .venv .venv.lock build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -23,6 +23,7 @@ from stagevox.pipeline.events import ClientEvent, EmitOutput, FinishRequest
 from stagevox.pipeline.inline import InlineDriver
 from stagevox.pipeline.orchestrator import Orchestrator
 from stagevox.pipeline.request import StageStats
+from stagevox.pipeline.spans import Watcher
 from stagevox.stage.payload import StageOutput, StepRow
 
 if TYPE_CHECKING:  # these import torch, which reads the environment that is set below first
@@ -109,7 +110,7 @@ class Omni:
             deadline = self._blueprint.effective.deadline
         if isinstance(deadline, bool) or not isinstance(deadline, int | float) or not deadline > 0:
             raise ConfigError("deadline", f"not a number of seconds above 0: {deadline!r}")
-        orchestrator = Orchestrator(self._blueprint.stages, deadline=deadline)
+        orchestrator = Orchestrator(self._blueprint.stages, deadline, self._blueprint.topology.text_stage)
         check_stages(self._blueprint)
         try:
             for spec in self._blueprint.topology.stages:
@@ -136,12 +137,14 @@ class Omni:
         sampling_params: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None = None,
         *,
         on_event: OnEvent | None = None,
+        on_step: Watcher | None = None,
     ) -> list[OmniResult]:
         """Speak all prompts, concurrently; results come in the order of the prompts.
 
         ``sampling_params`` are for all prompts, or a sequence of one for each: vLLM's fields, for the Talker, or for a
         stage if under its name (``{"seed": 1, "thinker": {"max_tokens": 20}}``). A prompt that can't be served, or fails,
-        fails alone: its result has ``error``. ``on_event`` sees every stage's outputs as they come.
+        fails alone: its result has ``error``. ``on_event`` sees every stage's outputs as they come, ``on_step`` every step with its
+        times.
 
         Raises:
             BadRequestError: parameters given for all prompts are wrong, or not one for each prompt; or a call from inside another
@@ -153,6 +156,7 @@ class Omni:
         params = self._params(sampling_params, len(texts))
         before = driver.stats()
         with self._alone(), _interrupts_between_rounds() as check, driver.cleared_on_error():
+            driver.on_step = on_step
             answers = [self._submit(driver, prompt, param) for prompt, param in zip(texts, params, strict=True)]
             by_id = {answer.req_id: answer for answer in answers}
             for event in driver.events(each_round=check):

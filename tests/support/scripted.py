@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import torch
 
 from stagevox.config.blueprint import Blueprint
+from stagevox.config.effective import merge
 from stagevox.config.topology import StageSpec, Topology, text_of
 from stagevox.connectors.chunks import FrameChunks, WholeReply
 from stagevox.contract import CODES, SAMPLE_RATE, WAVEFORM, StageExecutionType
@@ -158,7 +159,8 @@ class ScriptedEngine:
 
     def gauges(self):
         ready = len(self._ready())
-        return Gauges(running=ready, parked=len(self.requests) - ready)
+        kv_usage = min(1.0, len(self.requests) / self.slots)
+        return Gauges(running=ready, parked=len(self.requests) - ready, kv_usage=kv_usage)
 
     def trace(self):
         return self.rows
@@ -186,4 +188,4 @@ def blueprint(**overrides):
     """The scripted model; ``overrides`` by stage."""
     specs = tuple(StageSpec(name, StageExecutionType.AR, Path("/nowhere")) for name in STAGES)
     topology = Topology("scripted", specs, "tests.support.scripted:ScriptedFrontEnd", Path("/nowhere"), text_stage="thinker")
-    return Blueprint(topology, ScriptedFrontEnd(None), overrides)
+    return Blueprint(topology, ScriptedFrontEnd(None), overrides, merge(topology, [], None), topology, {})

@@ -12,6 +12,7 @@ from stagevox.config.topology import StageSpec, Topology, text_of
 from stagevox.connectors.chunks import LEFT_CONTEXT, FrameChunks, WholeReply
 from stagevox.contract import CODES, WAVEFORM, StageExecutionType
 from stagevox.errors import EmptyTextError, UnknownModelError, UnknownVoiceError, VocabularyError
+from stagevox.stage.messages import Gauges
 from stagevox.stage.payload import StageOutput, StageRequest
 
 AUDIO = WAVEFORM
@@ -111,6 +112,13 @@ class FakeStage:
 
     def trace(self):
         return []
+
+    def clear_trace(self):
+        pass
+
+    def gauges(self):
+        ready = len(self._ready())
+        return Gauges(running=ready, parked=len(self.held) - ready)
 
     @property
     def num_requests(self):

@@ -132,6 +132,7 @@ OVER = {
         "CPUGenerationModelRunner": [("v1/worker/cpu_model_runner.py", "CPUModelRunner")],
     },
     "stage/worker.py": {
+        "_Reports": [("v1/worker/worker_base.py", "WorkerBase")],
         "OmniCPUWorker": [("v1/worker/cpu_worker.py", "CPUWorker")],
         "OmniGPUWorker": [("v1/worker/gpu_worker.py", "Worker")],
     },

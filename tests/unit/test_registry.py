@@ -154,7 +154,7 @@ def test_vllm_and_transformers_know_the_models():
 
 @pytest.mark.covers("RT-4", "PC-8")
 def test_what_the_classes_declare():
-    talker, code2wav = (Capabilities.of(load(path)) for path in ARCHITECTURES.values())
+    talker, code2wav = (Capabilities.of(load(path)) for name, path in ARCHITECTURES.items() if name.startswith("Mini"))
     assert talker.has_preprocess and talker.has_postprocess and talker.has_decode_batch and talker.has_talker_mtp
     assert not talker.include_hidden
     assert not code2wav.has_preprocess and not code2wav.has_talker_mtp

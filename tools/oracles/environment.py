@@ -41,6 +41,5 @@ def ensure(name: str, requirements: Sequence[str]) -> Path:
 
 def run(python: Path, *arguments: str) -> None:
     """Run a reference's script in its environment, on one thread."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
-    environment.pop("PYTHONPATH", None)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "PYTHONPATH": str(ROOT.parent / "src")}
     subprocess.run([str(python), *arguments], check=True, env=environment)

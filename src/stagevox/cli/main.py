@@ -17,9 +17,9 @@ from typing import Any, NoReturn
 
 from stagevox.errors import BadRequestError, ConfigError, StagevoxError
 
-from . import config, say
+from . import bench, config, say, serve
 
-COMMANDS = (say, config)
+COMMANDS = (say, serve, bench, config)
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 

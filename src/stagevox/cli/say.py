@@ -44,7 +44,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--voice", help="one of the model's voices (default: its first)")
     parser.add_argument("--seed", metavar="N", help="the same seed gives the same speech")
     parser.add_argument("--temperature", metavar="T", help="of the Talker; 0 always takes the likeliest sound")
-    parser.add_argument("--trace", metavar="FILE", help="write the step log of every stage as JSON")
+    parser.add_argument("--trace", metavar="FILE", help="write the step log of every stage, and a timeline for Perfetto, as JSON")
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout, and nothing else")
     add_deploy_options(parser)
     parser.set_defaults(run=run)
@@ -79,14 +79,25 @@ def run(args: argparse.Namespace) -> int:
         from stagevox.omni import Omni
 
         args.omni = omni = Omni(blueprint, record_trace=trace is not None)  # lives as long as args: see main
+        from stagevox.observe.recording import Recording
+
+        recording = Recording(blueprint.stages, name=blueprint.topology.name)
         with _progress() as show:
-            (result,) = omni.generate(prompt, sampling, on_event=show)
+
+            def on_event(event: Any) -> None:
+                if trace is not None:
+                    recording.happened(event)
+                if show is not None:
+                    show(event)
+
+            on_step = None if trace is None else recording.stepped
+            (result,) = omni.generate(prompt, sampling, on_event=on_event, on_step=on_step)
         if result.error is not None:
             raise result.error
         rows = {stage: [row._asdict() for row in rows] for stage, rows in omni.trace().items()}
         with _uninterrupted():
             if trace is not None:
-                write_whole(trace, json.dumps({"stages": rows}).encode())
+                write_whole(trace, recording.document(rows))
             write_whole(output, wav_bytes(result.audio, result.sample_rate))
         report = make_report(result, output)
         print(json.dumps(report) if args.json else _as_text(report), file=stdout, flush=True)

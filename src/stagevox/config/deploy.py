@@ -68,6 +68,8 @@ class Extras(Block):
 
     multi_step_decode_steps: Annotated[int, AfterValidator(_steps), _as(int)] | None = None
     """How many decode steps one scheduling round may merge: 0, which is off, or 2 to 16."""
+    output_materialisation: Literal["inline", "background"] | None = None
+    """Where the outputs of a step are made: within the step, or on a thread of their own while the next one runs."""
 
 
 class Stage(Block):

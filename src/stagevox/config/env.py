@@ -4,6 +4,9 @@ An operator's own values win.
 
 ``OMP_NUM_THREADS=1``
     torch reads it once, when it is imported. Small models on few cores spend more time handing work to threads than doing it.
+``NUMBA_NUM_THREADS=1``
+    vLLM's n-gram drafter compiles with numba, whose first parallel loop sets OpenMP's thread count for the whole process: every
+    engine in it then runs on all cores, and on a busy machine its steps take ten times as long.
 ``VLLM_ENABLE_V1_MULTIPROCESSING=0``
     The engines live in this process, where a driver steps them.
 ``VLLM_LOGGING_LEVEL=ERROR``, ``TORCH_CPP_LOG_LEVEL=ERROR``
@@ -18,6 +21,7 @@ import warnings
 
 INLINE_DEFAULTS = {
     "OMP_NUM_THREADS": "1",
+    "NUMBA_NUM_THREADS": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "TORCH_CPP_LOG_LEVEL": "ERROR",

@@ -111,3 +111,5 @@ class Topology:
     """The stage that writes the text of a reply; None for a model that speaks the prompt's own text."""
     warm_up: str | None = None
     """A text to speak once at load, so that no caller's request pays for the first use of every kernel."""
+    examples: tuple[str, ...] = ()
+    """Prompts to try the model with."""

@@ -16,6 +16,10 @@ import torch
 
 from .outputs import OmniOutput
 
+SAMPLING = "sampling"
+"""State of a request whose model sets ``mtp_request_info``: a mapping with the ``temperature`` and the ``seed`` of its tokens. A
+request that draws has a seed, its own where the client gave none."""
+
 Update = Mapping[str, Any]
 """New values for a request's state; nested mappings are merged field by field."""
 

@@ -13,6 +13,14 @@ from .checkpoint import read_json
 ARCHITECTURES = {
     "MiniTalkerForCausalLM": "stagevox.models.mini.talker:MiniTalkerForCausalLM",
     "MiniCode2Wav": "stagevox.models.mini.code2wav:MiniCode2Wav",
+    "Qwen3OmniThinker": "stagevox.models.qwen3_omni.thinker:Qwen3OmniThinker",
+    "Qwen3OmniTalker": "stagevox.models.qwen3_omni.talker:Qwen3OmniTalker",
+    "Qwen3OmniCode2Wav": "stagevox.models.qwen3_omni.code2wav:Qwen3OmniCode2Wav",
+    "Qwen3TTSTalkerForConditionalGeneration": "stagevox.models.qwen3_tts.talker:Qwen3TTSTalkerForConditionalGeneration",
+    "Qwen3TTSCode2Wav": "stagevox.models.qwen3_tts.code2wav:Qwen3TTSCode2Wav",
+    "Qwen2_5OmniThinker": "stagevox.models.qwen2_5_omni.thinker:Qwen2_5OmniThinker",
+    "Qwen2_5OmniTalker": "stagevox.models.qwen2_5_omni.talker:Qwen2_5OmniTalker",
+    "Qwen2_5OmniToken2Wav": "stagevox.models.qwen2_5_omni.code2wav:Qwen2_5OmniToken2Wav",
 }
 
 
@@ -20,9 +28,11 @@ def register_models() -> None:
     """Tell vLLM and transformers of our models; called in every process, calling it again does nothing."""
     from vllm import ModelRegistry
 
-    from .mini.config import register_configs
+    from .mini import config as mini
+    from .qwen3_tts import config as qwen3_tts
 
-    register_configs()
+    for family in (mini, qwen3_tts):
+        family.register_configs()
     known = ModelRegistry.get_supported_archs()
     for name, target in ARCHITECTURES.items():
         if name not in known:
@@ -32,7 +42,11 @@ def register_models() -> None:
 PACKAGED = ("mini",)
 """Models that ship with stagevox."""
 
-FAMILIES: dict[str, str] = {}
+FAMILIES: dict[str, str] = {
+    "qwen3_omni_moe": "stagevox.models.qwen3_omni.topology",
+    "qwen3_tts": "stagevox.models.qwen3_tts.topology",
+    "qwen2_5_omni": "stagevox.models.qwen2_5_omni.topology",
+}
 """``model_type`` in a checkpoint's ``config.json`` to the module whose ``topology(folder)`` gives its stages."""
 
 

@@ -6,8 +6,11 @@ import enum
 from collections.abc import AsyncIterator, Mapping
 from typing import Protocol
 
+from stagevox.stage.messages import Gauges
+
 from .events import ClientEvent
 from .request import OmniRequest, StageStats
+from .spans import Watcher
 
 
 class StageHealth(enum.Enum):
@@ -64,6 +67,14 @@ class OmniClient(Protocol):
 
     def stats(self) -> list[StageStats]:
         """What was measured so far, a stage each."""
+        ...
+
+    def gauges(self) -> Mapping[str, Gauges]:
+        """How each stage stands, by name; one that is gone holds nothing."""
+        ...
+
+    def watch(self, watcher: Watcher) -> None:
+        """Call ``watcher`` after every step of every stage from now on; warm-up isn't told."""
         ...
 
     async def drain(self, seconds: float) -> None:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from stagevox.connectors.base import Connector
+from stagevox.stage.messages import Gauges
 from stagevox.stage.payload import StageOutput
 
 from .events import (
@@ -36,6 +37,7 @@ from .events import (
 )
 from .orchestrator import Orchestrator
 from .request import OmniRequest, StageStats
+from .spans import StepSpan, Watcher
 from .stage import Stage
 
 IDLE_SLICE = 0.05
@@ -68,15 +70,35 @@ class InlineDriver:
         self._events: list[ClientEvent] = []
         self._worked = False
         self._stats = {name: StageStats(name) for name in names}
+        self._bytes = dict.fromkeys(names, 0)
+        self.on_step: Watcher | None = None
+        """Called after every step."""
 
     @property
     def num_requests(self) -> int:
         """Requests in flight."""
         return self._orchestrator.num_requests
 
+    @property
+    def alive(self) -> tuple[str, ...]:
+        """The stages whose engines haven't died, in order."""
+        return tuple(self._alive)
+
     def stats(self) -> list[StageStats]:
         """A copy of what was measured so far, a stage each."""
         return [replace(stats) for stats in self._stats.values()]
+
+    def gauges(self) -> dict[str, Gauges]:
+        """How each stage stands; one that has died holds nothing."""
+        found = {name: Gauges() for name in self._stages}
+        for name, stage in self._alive.items():
+            found[name] = stage.gauges()
+            found[name].payload_bytes = self._bytes[name]
+        return found
+
+    def clear_stats(self) -> None:
+        """Measure anew, as after a warm-up."""
+        self._stats = {name: StageStats(name) for name in self._stages}
 
     def submit(self, request: OmniRequest) -> None:
         """Start a request; raises :class:`stagevox.errors.BadRequestError` if its id is in flight."""
@@ -154,17 +176,22 @@ class InlineDriver:
             return
         now = self._clock()
         self._worked = True
-        self._count(stage.name, outputs, now - started)
+        tokens = self._count(stage.name, outputs, now - started)
+        for chunk in chunks:
+            self._bytes[stage.name] += sum(getattr(value, "nbytes", 0) for value in chunk.data.values())
+        if self.on_step is not None:
+            self.on_step(StepSpan(stage.name, started, now, (), len(outputs), tokens, stage.gauges()))
         for output in outputs:
             self._tell(StageProduced(now, stage.name, output))
         for chunk in chunks:
             self._tell(ChunkProduced(now, stage.name, chunk))
 
-    def _count(self, name: str, outputs: list[StageOutput], seconds: float) -> None:
-        stats = self._stats[name]
+    def _count(self, name: str, outputs: list[StageOutput], seconds: float) -> int:
+        stats, tokens = self._stats[name], sum(len(output.new_token_ids) + output.positions for output in outputs)
         stats.steps += 1
-        stats.tokens += sum(len(output.new_token_ids) + output.positions for output in outputs)
+        stats.tokens += tokens
         stats.seconds += seconds
+        return tokens
 
     def _idle(self) -> None:
         """Sleep a little if requests wait and no stage had work in the last round."""

@@ -33,15 +33,17 @@ class Orchestrator:
 
     ``deadline`` is how long, in seconds, nothing may be heard of a request. One that has all its input at the stage it
     stands at may be queued there behind others: it counts as heard of while that stage has outputs for anyone.
+    ``text_stage`` writes what the client reads: speech that ends before it doesn't cut it.
     """
 
-    def __init__(self, stages: Sequence[str], deadline: float = 30.0) -> None:
+    def __init__(self, stages: Sequence[str], deadline: float = 30.0, text_stage: str | None = None) -> None:
         if not stages or len(set(stages)) != len(stages):
             raise ValueError(f"stages must have names of their own, got {list(stages)}")
         if not deadline > 0:
             raise ValueError(f"the deadline must be above 0 seconds, got {deadline}")
         self.stages = tuple(stages)
         self.deadline = deadline
+        self.text_stage = text_stage
         self._requests: dict[str, Progress] = {}
         self._heard_at = dict.fromkeys(self.stages, -math.inf)
         self._dead: dict[str, str] = {}
@@ -183,12 +185,14 @@ class Orchestrator:
         return progress if place is not None and place.finish_reason is None else None
 
     def _settle(self, progress: Progress, now: float) -> list[Command]:
-        """End the request if its last stage has ended; what still runs upstream is cut."""
+        """End the request if its last stage has ended; what still runs upstream is cut, unless it is the text."""
         if progress.stages[progress.last].finish_reason is None:
             return []
         open_stages = progress.open_stages()
         if open_stages and progress.has_sent_all(open_stages[-1]):
             return []  # Chunks and outputs travel apart: that stage has yet to say how it ended.
+        if self.text_stage in open_stages:
+            return []
         return self._end(progress, now, progress.finish_reason())
 
     def _end(self, progress: Progress, now: float, reason: str, error: StagevoxError | None = None) -> list[Command]:

@@ -18,7 +18,21 @@ import zmq.asyncio
 from stagevox.connectors.base import Chunk
 from stagevox.connectors.roadmap import RoadOwner
 from stagevox.errors import ClosedError, StageDiedError, StagevoxError
-from stagevox.stage.messages import Add, Answer, Ask, Died, Drop, ErrorInfo, Gauges, Launch, Ready, Refused, Stepped, ToServer
+from stagevox.stage.messages import (
+    Add,
+    Answer,
+    Ask,
+    Died,
+    Drop,
+    ErrorInfo,
+    Gauges,
+    Launch,
+    Ready,
+    Refused,
+    Standing,
+    Stepped,
+    ToServer,
+)
 from stagevox.stage.payload import StepRow
 
 from .client import StageHealth
@@ -43,6 +57,7 @@ from .events import (
 from .link import StageLink
 from .orchestrator import Orchestrator
 from .request import OmniRequest, StageStats
+from .spans import StepSpan, Watcher
 
 if TYPE_CHECKING:
     from stagevox.config.blueprint import Blueprint
@@ -112,7 +127,7 @@ class ProcessClient:
         class of engine, such as a test's.
         """
         self.blueprint = blueprint
-        self._orchestrator = Orchestrator(blueprint.stages, deadline=deadline)
+        self._orchestrator = Orchestrator(blueprint.stages, deadline, blueprint.topology.text_stage)
         self._upstream = dict(zip(blueprint.stages, (None, *blueprint.stages), strict=False))
         self._start_deadline = start_deadline
         self._on_death = on_death
@@ -134,6 +149,8 @@ class ProcessClient:
         self._clock_task: asyncio.Task[None] | None = None
         self._generation = 0
         self._closing = False
+        self._watchers: list[Watcher] = []
+        self._serving = False
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -152,6 +169,7 @@ class ProcessClient:
             await self._all_ready()
             self._clock_task = asyncio.create_task(self._tick(), name="deadlines")
             await self._warm_up()
+            self._serving = True
         except BaseException:
             await self.close()
             raise
@@ -194,6 +212,10 @@ class ProcessClient:
                 raise event.error
         await asyncio.gather(*(self._ask(name, "clear_trace") for name in self.blueprint.stages))
         self._stats = {name: StageStats(name) for name in self.blueprint.stages}
+
+    def watch(self, watcher: Watcher) -> None:
+        """Call ``watcher`` after every step of every stage from now on; warm-up isn't told."""
+        self._watchers.append(watcher)
 
     async def drain(self, seconds: float) -> None:
         """Wait for the requests in flight, at most so long; then abort what is left."""
@@ -255,7 +277,7 @@ class ProcessClient:
         return [replace(stats) for stats in self._stats.values()]
 
     def gauges(self) -> Mapping[str, Gauges]:
-        """How each stage stood when it last stepped."""
+        """How each stage stands; one that is gone holds nothing."""
         return dict(self._gauges)
 
     def pids(self) -> Mapping[str, int]:
@@ -294,7 +316,7 @@ class ProcessClient:
     def _heard(self, name: str, message: ToServer) -> None:
         now = time.monotonic()
         match message:
-            case Stepped(outputs, chunks, taken, steps, seconds, gauges):
+            case Stepped(outputs, chunks, taken, steps, seconds, gauges, began, rests):
                 upstream = self._upstream[name]
                 for req_id, seq, end in taken:
                     assert upstream is not None
@@ -302,12 +324,19 @@ class ProcessClient:
                 stats = self._stats[name]
                 stats.steps += steps
                 stats.seconds += seconds
-                stats.tokens += sum(len(output.new_token_ids) + output.positions for output in outputs)
+                tokens = sum(len(output.new_token_ids) + output.positions for output in outputs)
+                stats.tokens += tokens
                 self._gauges[name] = gauges
+                if self._watchers and self._serving:
+                    span = StepSpan(name, began, began + seconds, rests, len(outputs), tokens, gauges)
+                    for watcher in self._watchers:
+                        watcher(span)
                 for req_id, seq, end in chunks:  # before the outputs: the last of them may end the request
                     self._tell(ChunkProduced(now, name, Chunk(req_id, seq, end, {})))
                 for output in outputs:
                     self._tell(StageProduced(now, name, output))
+            case Standing(gauges):
+                self._gauges[name] = gauges
             case Refused(req_id, error):
                 self._tell(RequestFailed(now, req_id, error.to_error()))
             case Ready():

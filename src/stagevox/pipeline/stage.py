@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from stagevox.connectors.base import Chunk
+from stagevox.stage.messages import Gauges
 from stagevox.stage.payload import StageOutput, StageRequest, StepRow
 
 
@@ -44,6 +45,10 @@ class Stage(Protocol):
 
     def multi_step(self) -> dict[str, Any]:
         """What merged decode did so far; ``steps`` is the effective number of steps a round, 0 where it is off."""
+        ...
+
+    def gauges(self) -> Gauges:
+        """How the stage stands now."""
         ...
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import secrets
 import time
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
@@ -92,6 +93,7 @@ class StageEngine:
             parked=len(scheduler.wait_room),
             kv_usage=float(scheduler.kv_cache_manager.usage),
             preemptions=scheduler.omni_preemptions,
+            replays=scheduler.omni_replays,
         )
 
     def trace(self) -> list[StepRow]:
@@ -153,6 +155,11 @@ class StageEngine:
         extra = int(self._spec.extra_token)
         params = sampling_params(fields, self._spec.constraints, max(1, self._max_model_len - len(prompt) - extra))
         params.max_tokens += extra
+        salt = given.cache_salt or request.cache_salt or self._own_salt()
+        if self._scheduler.stage.mtp_request_info and params.temperature > 0:
+            # A block's keys follow from all codes of its frames, and its hash knows those of layer 0 alone.
+            params.seed = secrets.randbits(63) if params.seed is None else params.seed
+            salt = f"{salt}/{params.seed}"
         made, _ = self._core.preprocess_add_request(
             EngineCoreRequest(
                 request_id=request.req_id,
@@ -162,7 +169,7 @@ class StageEngine:
                 pooling_params=None,
                 arrival_time=time.time(),
                 lora_request=None,
-                cache_salt=given.cache_salt or request.cache_salt or self._own_salt(),
+                cache_salt=salt,
                 data_parallel_rank=None,
             )
         )

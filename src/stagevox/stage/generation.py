@@ -19,16 +19,16 @@ from stagevox.contract import OmniOutput, RowPhase
 from stagevox.errors import ContractError
 
 from .border import call_hook
-from .outputs import Outputs, slice_outputs
+from .materialise import PendingOutputs
+from .outputs import plan_outputs
 from .runner import OmniGPUModelRunner
-from .wire import OmniModelRunnerOutput
 
 
 class GenerationStep(NamedTuple):
     """What ``execute_model`` leaves for ``sample_tokens``."""
 
     req_ids: list[str]
-    outputs: Outputs
+    outputs: list[PendingOutputs]
     failed: dict[str, BaseException]
 
 
@@ -67,20 +67,17 @@ class OmniGenerationModelRunner(OmniGPUModelRunner):
             start += span
         return rows
 
-    def _generate(self, rows: list[RowPhase]) -> Outputs:
+    def _generate(self, rows: list[RowPhase]) -> list[PendingOutputs]:
         """One forward for all rows; if it fails, one forward a request, so that only the guilty one fails."""
         try:
             return self._forward_rows(rows)
         except ContractError as error:
             if len(rows) == 1:
                 self.model_intermediate_buffer.failed[rows[0].req_id] = error
-                return {}
-        merged: Outputs = {}
-        for row in rows:
-            merged |= self._generate([row._replace(start=0)])
-        return merged
+                return []
+        return [pending for row in rows for pending in self._generate([row._replace(start=0)])]
 
-    def _forward_rows(self, rows: list[RowPhase]) -> Outputs:
+    def _forward_rows(self, rows: list[RowPhase]) -> list[PendingOutputs]:
         num_tokens = rows[-1].end
         states = [{**self.model_intermediate_buffer[row.req_id], **row.fields()} for row in rows]
         input_ids = self.input_ids.gpu[:num_tokens]
@@ -98,9 +95,10 @@ class OmniGenerationModelRunner(OmniGPUModelRunner):
         values: Any = result.multimodal_outputs
         if not (values is None or isinstance(values, Mapping)):
             raise ContractError("forward", f"multimodal_outputs is a {type(values).__name__}, not a mapping")
-        return slice_outputs(rows, values, num_tokens, hook="forward")
+        step = plan_outputs(rows, values, num_tokens, hook="forward", snapshot=self.materialiser.background)
+        return [self.materialiser.start(step)] if step is not None else []
 
-    def sample_tokens(self, grammar_output: Any) -> ModelRunnerOutput:
+    def sample_tokens(self, grammar_output: Any) -> Any:
         """Hand out the step's result; no token is sampled."""
         step = self.execute_model_state
         if step is None:
@@ -111,7 +109,7 @@ class OmniGenerationModelRunner(OmniGPUModelRunner):
             req_id_to_index={req_id: index for index, req_id in enumerate(step.req_ids)},
             sampled_token_ids=[[] for _ in step.req_ids],
         )
-        return OmniModelRunnerOutput.wrap(base, step.outputs, step.outputs, step.failed)
+        return self._hand_out(base, step.outputs, step.failed)
 
 
 class GPUGenerationModelRunner(OmniGenerationModelRunner, GPUModelRunner):

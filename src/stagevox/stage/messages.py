@@ -115,6 +115,25 @@ class Stepped(msgspec.Struct, tag="stepped", array_like=True):
     steps: int
     seconds: float
     gauges: Gauges
+    began: float = 0.0
+    """When the step began, in seconds of ``time.monotonic``: processes of one host share that clock."""
+    rests: list[Rest] = []
+    """What the stage waited for since its last step."""
+
+
+class Standing(msgspec.Struct, tag="standing", array_like=True):
+    """How a stage stands that has nothing to step, if that isn't as it was told last: requests were added or dropped."""
+
+    gauges: Gauges
+
+
+class Rest(msgspec.Struct, frozen=True, array_like=True):
+    """A time in which a stage slept; ``began`` and ``ended`` are seconds of ``time.monotonic``."""
+
+    reason: str
+    """``input``: of its requests some wait for upstream; ``consumer``: some are held, for the next stage is behind; else ``idle``."""
+    began: float
+    ended: float
 
 
 class Gauges(msgspec.Struct, array_like=True):
@@ -129,6 +148,8 @@ class Gauges(msgspec.Struct, array_like=True):
     """Since the stage was loaded."""
     payload_bytes: int = 0
     """Chunks put on the road since the stage was loaded."""
+    replays: int = 0
+    """Preempted requests that ran again, computing anew what they had lost, since the stage was loaded."""
 
 
 class Died(msgspec.Struct, tag="died", array_like=True):
@@ -146,7 +167,7 @@ class Answer(msgspec.Struct, tag="answer", array_like=True):
 
 
 ToStage = Add | Drop | Ask | Quit
-ToServer = Ready | Refused | Stepped | Died | Answer
+ToServer = Ready | Refused | Stepped | Standing | Died | Answer
 
 
 def _encode_other(value: Any) -> Any:

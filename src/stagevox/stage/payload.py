@@ -49,6 +49,8 @@ class StageInput:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     end: bool = True
     ready: int | None = None
+    skip: bool = False
+    """There is nothing to do here: the request ends at this stage as if it had made nothing."""
 
 
 class StageOutput(NamedTuple):

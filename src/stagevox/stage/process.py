@@ -30,10 +30,13 @@ from .messages import (
     Died,
     Drop,
     ErrorInfo,
+    Gauges,
     Launch,
     Quit,
     Ready,
     Refused,
+    Rest,
+    Standing,
     Stepped,
     ToServer,
     ToStage,
@@ -45,6 +48,9 @@ from .payload import StageRequest
 
 IDLE = 1.0
 """Longest sleep, in seconds, of a stage that has nothing to do."""
+
+MOST_RESTS = 16
+"""Most waits that are told apart between two steps."""
 
 
 def as_tensors(value: Any) -> Any:
@@ -72,6 +78,9 @@ class StageProcess:
         self._onward: set[str] = set()
         self._taken: list[tuple[str, int, bool]] = []
         self._bytes = 0
+        self._held: set[str] = set()
+        self._rests: list[Rest] = []
+        self._told = Gauges()
         self._context = zmq.Context()
         self._control = self._context.socket(zmq.PAIR)
         self._control.setsockopt(zmq.LINGER, 1000)
@@ -99,7 +108,7 @@ class StageProcess:
         try:
             while True:
                 if not self._engine.has_work():
-                    self._road.wait(IDLE, self._control)
+                    self._rest()
                 while True:
                     try:
                         message = decode_to_stage(self._control.recv(zmq.NOBLOCK))
@@ -117,6 +126,27 @@ class StageProcess:
         finally:
             self._road.close()
             self._context.destroy(linger=1000)
+
+    def _rest(self) -> None:
+        """Sleep until something comes, and note what was waited for."""
+        gauges = self._gauges()
+        if gauges != self._told:
+            self._told = gauges
+            self._send(Standing(gauges))
+        reason = "consumer" if self._held else "input" if gauges.parked else "idle"
+        began = time.monotonic()
+        self._road.wait(IDLE, self._control)
+        rests = self._rests
+        last = rests[-1] if rests else None
+        if last is not None and (last.reason == reason or len(rests) == MOST_RESTS):
+            rests[-1] = Rest(last.reason, last.began, time.monotonic())
+        else:
+            rests.append(Rest(reason, began, time.monotonic()))
+
+    def _gauges(self) -> Gauges:
+        gauges = self._engine.gauges()
+        gauges.payload_bytes = self._bytes
+        return gauges
 
     def _send(self, message: ToServer) -> None:
         self._control.send(encode(message))
@@ -158,12 +188,13 @@ class StageProcess:
             self._send(Refused(req_id, ErrorInfo.of(error)))
         if self._target is not None:
             full = self._road.is_full
-            self._engine.hold({req_id for req_id in self._onward if full(req_id)} if self._road.in_flight() else set())
+            self._held = {req_id for req_id in self._onward if full(req_id)} if self._road.in_flight() else set()
+            self._engine.hold(self._held)
 
     def _step(self) -> None:
-        started = time.perf_counter()
+        began = time.monotonic()
         outputs, chunks = self._engine.step()
-        seconds = time.perf_counter() - started
+        seconds = time.monotonic() - began
         told = []
         for chunk in chunks:
             if chunk.req_id not in self._onward:
@@ -176,10 +207,10 @@ class StageProcess:
                 continue
             self._bytes += sum(getattr(value, "nbytes", 0) for value in chunk.data.values())
             told.append((chunk.req_id, chunk.seq, chunk.end))
-        gauges = self._engine.gauges()
-        gauges.payload_bytes = self._bytes
+        self._told = self._gauges()
         taken, self._taken = self._taken, []
-        self._send(Stepped(outputs, told, taken, 1, seconds, gauges))
+        rests, self._rests = self._rests, []
+        self._send(Stepped(outputs, told, taken, 1, seconds, self._told, began, rests))
 
 
 def end_with(stdin: BinaryIO, launch: Launch) -> None:

@@ -18,7 +18,6 @@ from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from stagevox.contract import (
-    CODES,
     HIDDEN,
     MROPE_POSITIONS,
     Capabilities,
@@ -30,18 +29,19 @@ from stagevox.contract import (
 )
 from stagevox.errors import ContractError, HookRaisedError
 
-from .border import call_hook
+from .border import call_hook, copying
 from .buffer import IntermediateBuffer
+from .materialise import BACKGROUND, Materialiser, PendingOutputs
 from .mtp import MTPRows, complete_frames
 from .multi_step.executor import FirstStep, execute_multi_step_window, tight_loop
 from .multi_step.reconcile import shrink_refused_multi_step_window
-from .outputs import Outputs, client_facing, slice_outputs
+from .outputs import plan_outputs
 from .payload import StepRow
 from .preprocess import HookRouter
 from .row_store import RowStore, missing_slots
 from .rows import build_rows, request_token_spans
 from .seeded import keep_generators, without_offsets
-from .wire import OmniAsyncOutput, OmniModelRunnerOutput, StageSettings
+from .wire import OmniAsyncOutput, StageSettings
 
 # At run time a mixin; to the type checker it has what it will be mixed with.
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ class OmniGPUModelRunner(Upstream):
         super().__init__(*args, **kwargs)
         settings = StageSettings.of(self.vllm_config)
         self._omni_setup(record=bool(settings and settings.record))
+        self.materialiser = Materialiser(background=settings is not None and settings.output_materialisation == BACKGROUND)
 
     def _omni_setup(self, *, record: bool) -> None:
         self.model_intermediate_buffer = IntermediateBuffer()
@@ -288,16 +289,19 @@ class OmniGPUModelRunner(Upstream):
         drafts = state.scheduler_output.scheduled_spec_decode_tokens
         if drafts and isinstance(result, ModelRunnerOutput):
             self._drop_rejected(drafts, result.sampled_token_ids)
-        inter_stage = self._finish_step(state.hidden_states)
+        pending = self._finish_step(state.hidden_states)
         failed = self.model_intermediate_buffer.failed
-        if not (inter_stage or failed):
+        if not (pending or failed):
             return result
-        failed, outputs = dict(failed), client_facing(inter_stage)
-        if isinstance(result, AsyncModelRunnerOutput):
-            return OmniAsyncOutput(result, inter_stage, outputs, failed)
-        return OmniModelRunnerOutput.wrap(result, inter_stage, outputs, failed)
+        return self._hand_out(result, [pending] if pending else [], failed)
 
-    def _finish_step(self, hidden: torch.Tensor) -> Outputs:
+    def _hand_out(self, result: Any, pending: list[PendingOutputs], failed: Mapping[str, BaseException]) -> Any:
+        """The step's result with its outputs; whoever takes an unfinished one up, joins it."""
+        output = OmniAsyncOutput(result, pending, dict(failed))
+        ahead = self.materialiser.background or isinstance(result, AsyncModelRunnerOutput)
+        return output if ahead else output.get_output()
+
+    def _finish_step(self, hidden: torch.Tensor) -> PendingOutputs | None:
         """What follows a step's sampling, given its hidden states: ``postprocess``, and this step's outputs by request."""
         if self._capabilities.has_postprocess:
             self._postprocess(hidden)
@@ -334,7 +338,8 @@ class OmniGPUModelRunner(Upstream):
         if not values or self._row_store is None:
             return {}
         plain = ((name, value.tensor if isinstance(value, OwnedBatchTensor) else value) for name, value in values.items())
-        return {name: value for name, value in plain if isinstance(value, torch.Tensor)}
+        end = self._rows[-1].end  # what has fewer rows is for plan_outputs to complain of
+        return {name: value for name, value in plain if isinstance(value, torch.Tensor) and value.dim() and len(value) >= end}
 
     def _hold_cached_rows(self, shared: Mapping[str, torch.Tensor]) -> None:
         """Hold for each request the rows of the positions that the prefix cache spared it, before those of this step."""
@@ -353,26 +358,26 @@ class OmniGPUModelRunner(Upstream):
     def _keep_rows(self, shared: Mapping[str, torch.Tensor]) -> None:
         if shared:
             assert self._row_store is not None
-            self._row_store.put(shared, self.input_batch.block_table[0].slot_mapping.gpu[: self._rows[-1].end])
+            with copying("make_omni_output"):  # rows of another shape or type than those of steps before
+                self._row_store.put(shared, self.input_batch.block_table[0].slot_mapping.gpu[: self._rows[-1].end])
 
-    def _collect(self, hidden: torch.Tensor) -> Outputs:
-        """Inter-stage outputs of this step; an empty dict when there is nothing."""
+    def _collect(self, hidden: torch.Tensor) -> PendingOutputs | None:
+        """Start making this step's outputs; None when there is nothing. What it reads of the step is the step's own from here on."""
         values = self._omni_output.multimodal_outputs if self._omni_output is not None else None
         if self._capabilities.include_hidden:
             values = {**(values or {}), HIDDEN: hidden}
         if not values and not self._new_codes:
-            return {}
+            return None
+        memory, background = self.model_intermediate_buffer.outputs, self.materialiser.background
         try:
             shared = self._shared_rows(values)
+            self._keep_rows(shared)  # first: a request may have adopted a block that another one fills in this very step
             self._hold_cached_rows(shared)
-            inter_stage = slice_outputs(self._rows, values, self._rows[-1].end, self.model_intermediate_buffer.outputs)
-            self._keep_rows(shared)
+            step = plan_outputs(self._rows, values, self._rows[-1].end, memory, codes=self._new_codes, snapshot=background)
         except ContractError as error:
             self._fail_step(error)
-            return {}
-        for req_id, codes in self._new_codes.items():
-            inter_stage.setdefault(req_id, {})[CODES] = codes
-        return inter_stage
+            return None
+        return self.materialiser.start(step) if step is not None else None
 
 
 class _Unwrapped:

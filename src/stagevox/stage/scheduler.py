@@ -30,7 +30,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from stagevox.config.objects import load_attribute
 from stagevox.connectors.base import Chunk, ChunkProcessor
-from stagevox.contract import check_update, merge_update
+from stagevox.contract import SAMPLING, check_update, merge_update
 from stagevox.errors import EmptyTextError, TextTooLongError
 
 from .multi_step.counters import WindowCounters
@@ -75,6 +75,7 @@ class OmniSchedulerMixin(Upstream):
         self._ready: dict[str, int] = {}  # positions with conditioning on hand, of requests that don't have all of it
         self.omni_held: Set[str] = set()
         self.omni_preemptions = 0
+        self.omni_replays = 0
         self._left: dict[str, int] = {}  # tokens still to be returned, of requests that sample one more
 
     # -- requests and their input -------------------------------------------------------------------------------------
@@ -114,6 +115,9 @@ class OmniSchedulerMixin(Upstream):
 
     def _accept(self, request: StageRequest, given: StageInput) -> None:
         waits = self.wait_room.get(request.req_id) is WaitState.WAITING_FOR_INPUT
+        if waits and given.skip:
+            self._emit(request.req_id, [], _NOTHING, _NOTHING, "stop")
+            return
         if waits and (given.prompt_token_ids or given.end):
             self._admit(request, given)
             return
@@ -141,6 +145,8 @@ class OmniSchedulerMixin(Upstream):
         if self.stage.extra_token:
             self._left[request.req_id] = made.max_tokens - 1
         self._check_length(made.num_prompt_tokens)
+        if self.stage.mtp_request_info:
+            payload = {**payload, SAMPLING: {"temperature": made.sampling_params.temperature, "seed": made.sampling_params.seed}}
         self.add_request(made)
         self._condition(request.req_id, given.ready)
         if payload:
@@ -164,6 +170,7 @@ class OmniSchedulerMixin(Upstream):
         """Take in what arrived, run the inherited scheduler, put payloads on board."""
         self._take_inputs()
         output = super().schedule(*args, **kwargs)
+        self.omni_replays += len(output.scheduled_cached_reqs.resumed_req_ids)
         if not self._payloads:
             return output
         aboard = {req_id: self._payloads.pop(req_id) for req_id in output.num_scheduled_tokens if req_id in self._payloads}

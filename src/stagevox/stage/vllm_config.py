@@ -18,9 +18,10 @@ from vllm.plugins import load_general_plugins
 from stagevox.config.multi_step import FIELD, MultiStepSetting, resolve_multi_step_steps
 from stagevox.config.topology import StageSpec
 from stagevox.contract import Capabilities, StageExecutionType
-from stagevox.errors import CapabilityError, CheckpointError
+from stagevox.errors import CapabilityError, CheckpointError, ConfigError
 
 from .engine_args import coerce_engine_args
+from .materialise import INLINE, MODES
 from .multi_step.gates import Refusal, capability_gate, static_gate
 from .plugin import register
 from .wire import StageSettings
@@ -88,7 +89,9 @@ def make_merging_config(
         input_adapter=spec.input_adapter,
         input_options=dict(spec.input_options),
         extra_token=spec.extra_token,
+        output_materialisation=_materialisation(spec),
         has_talker_mtp=capabilities.has_talker_mtp,
+        mtp_request_info=capabilities.mtp_request_info,
         has_preprocess=capabilities.has_preprocess,
         multi_step_decode_steps=steps,
     )
@@ -130,6 +133,14 @@ def _without_prefix_caching(steps: int, overrides: Mapping[str, Any]) -> dict[st
     return {"enable_prefix_caching": False} if steps and "enable_prefix_caching" not in overrides else {}
 
 
+def _materialisation(spec: StageSpec) -> str:
+    """Where the stage's outputs are made."""
+    chosen = spec.engine_extras.get("output_materialisation", INLINE)
+    if chosen not in MODES:
+        raise ConfigError(f"{spec.name}.engine_extras.output_materialisation", f"not {chosen!r}", MODES)
+    return str(chosen)
+
+
 def _import_model_class(spec: StageSpec) -> type:
     """Import the stage's model class now; raises :class:`CheckpointError` if there is none.
 
@@ -156,6 +167,8 @@ class ConfigPart:
 
     part: str | None
     architecture: str | None
+    is_vocoder: bool
+    """The stage has no attention of vLLM's: what its config lacks of a decoder's sizes is filled in, since vLLM asks for them."""
 
     def __call__(self, config: Any) -> Any:
         """The part of a ``transformers`` config; vLLM also asks with an empty one, which is handed back as it is."""
@@ -164,13 +177,28 @@ class ConfigPart:
             return config
         if self.architecture:
             found.architectures = [self.architecture]
+        if self.is_vocoder:
+            for name, value in _DECODER_SIZES.items():
+                if not hasattr(found, name):
+                    setattr(found, name, value)
         return found
+
+
+_DECODER_SIZES = {
+    "hidden_size": 1,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "vocab_size": 1,
+    "max_position_embeddings": 2048,
+}
 
 
 def _part_of(spec: StageSpec) -> dict[str, Any]:
     if spec.config_part is None and spec.architecture is None:
         return {}
-    return {"hf_overrides": ConfigPart(spec.config_part, spec.architecture)}
+    is_vocoder = spec.execution_type is StageExecutionType.GENERATION
+    return {"hf_overrides": ConfigPart(spec.config_part, spec.architecture, is_vocoder)}
 
 
 def first_reason(error: Exception) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 
@@ -12,7 +12,8 @@ from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
 from stagevox.contract import StageExecutionType
 
-from .outputs import Outputs
+from .materialise import INLINE, PendingOutputs
+from .outputs import Outputs, client_facing
 
 CONFIG_KEY = "stagevox"
 """Where a stage's own settings stand in vLLM's ``additional_config``."""
@@ -32,7 +33,10 @@ class StageSettings:
     input_adapter: str | None = None
     input_options: Mapping[str, Any] = field(default_factory=dict)
     extra_token: bool = False
+    output_materialisation: str = INLINE
+    """Where a step's outputs are made: one of :data:`stagevox.stage.materialise.MODES`."""
     has_talker_mtp: bool = False
+    mtp_request_info: bool = False
     has_preprocess: bool = False
     """What a position computes depends on more than its token: requests share cached blocks only under a common salt."""
     multi_step_decode_steps: int = 0
@@ -116,16 +120,26 @@ class OmniModelRunnerOutput(ModelRunnerOutput):
 
 
 class OmniAsyncOutput(AsyncModelRunnerOutput):
-    """The same for a step whose sampled tokens are still on their way."""
+    """The same for a step whose sampled tokens, or whose outputs, are still on their way."""
 
     def __init__(
-        self, inner: AsyncModelRunnerOutput, inter_stage: Outputs, multimodal: Outputs, failed: dict[str, BaseException]
+        self,
+        inner: ModelRunnerOutput | AsyncModelRunnerOutput,
+        pending: Sequence[PendingOutputs],
+        failed: Mapping[str, BaseException],
     ) -> None:
         self._inner = inner
-        self.inter_stage_outputs = inter_stage
-        """Known before the tokens are."""
-        self._parts = (multimodal, failed)
+        self.inner = inner
+        self.pending = pending
+        self._failed = failed
 
     def get_output(self) -> ModelRunnerOutput:
-        """Wait for the tokens, then wrap."""
-        return OmniModelRunnerOutput.wrap(self._inner.get_output(), self.inter_stage_outputs, *self._parts)
+        """Wait for the tokens and the outputs, then wrap; requests whose outputs could not be made have failed, too."""
+        base = self.inner.get_output() if isinstance(self.inner, AsyncModelRunnerOutput) else self.inner
+        inter_stage: Outputs = {}
+        failed = dict(self._failed)
+        for part in self.pending:
+            outputs, lost = part.join()
+            inter_stage |= outputs
+            failed = lost | failed
+        return OmniModelRunnerOutput.wrap(base, inter_stage, client_facing(inter_stage), failed)

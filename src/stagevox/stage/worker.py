@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import vllm.v1.worker.cpu_worker as cpu_worker
 import vllm.v1.worker.gpu_worker as gpu_worker
@@ -13,6 +13,12 @@ from stagevox.contract import StageExecutionType
 from .generation import CPUGenerationModelRunner, GPUGenerationModelRunner
 from .runner import CPUARModelRunner, GPUARModelRunner, clear_step_log, state_size, step_log
 from .wire import StageSettings
+
+# At run time a mixin; to the type checker it has what it will be mixed with.
+if TYPE_CHECKING:
+    from vllm.v1.worker.worker_base import WorkerBase as Upstream
+else:
+    Upstream = object
 
 AR, GENERATION = StageExecutionType.AR, StageExecutionType.GENERATION
 CPU_RUNNERS = {AR: CPUARModelRunner, GENERATION: CPUGenerationModelRunner}
@@ -25,10 +31,16 @@ def _execution_type(config: VllmConfig) -> StageExecutionType:
     return settings.execution_type
 
 
-class _Reports:
-    """What the engine asks a worker for, by ``collective_rpc``."""
+class _Reports(Upstream):
+    """What both workers add: an end for the runner's own thread, and what the engine asks for by ``collective_rpc``."""
 
     model_runner: Any
+
+    def shutdown(self) -> None:
+        """End the thread that makes outputs, then stop as upstream does."""
+        if self.model_runner is not None:
+            self.model_runner.materialiser.close()
+        super().shutdown()
 
     def omni_step_log(self) -> Any:
         """The runner's step log."""

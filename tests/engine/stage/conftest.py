@@ -62,7 +62,7 @@ def _engines(checkpoints):
     def get(model, overrides, kwargs):
         key = (model, json.dumps(overrides, sort_keys=True), json.dumps(kwargs, sort_keys=True))
         if key not in made or made[key] in get.spoilt:
-            kind = StageExecutionType.GENERATION if model == "ToyVocoder" else StageExecutionType.AR
+            kind = StageExecutionType.GENERATION if model.endswith("Vocoder") else StageExecutionType.AR
             made[key] = Harness(spec_of(checkpoints[model], kind=kind, **kwargs), overrides)
         return made[key]
 

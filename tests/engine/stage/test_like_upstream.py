@@ -145,14 +145,15 @@ def test_nothing_is_wrapped_where_there_is_nothing_to_add(engine, prompt, async_
     """Neither payloads on board nor outputs by request: upstream's own objects go through."""
     import stagevox.stage.runner as runner
     import stagevox.stage.scheduler as scheduler
+    import stagevox.stage.wire as wire
 
     def never(*args, **kwargs):
         raise AssertionError("built a payload")
 
     stage = engine("Qwen2ForCausalLM", async_scheduling=async_scheduling)
-    monkeypatch.setattr(runner, "slice_outputs", never)
+    monkeypatch.setattr(runner, "plan_outputs", never)
     monkeypatch.setattr(runner, "OmniAsyncOutput", never)
-    monkeypatch.setattr(runner.OmniModelRunnerOutput, "wrap", never)
+    monkeypatch.setattr(wire.OmniModelRunnerOutput, "wrap", never)
     monkeypatch.setattr(scheduler.OmniSchedulerOutput, "wrap", never)
     stage.add("a", prompt(9), 5)
     stage.add("b", prompt(8), 5)

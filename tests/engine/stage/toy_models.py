@@ -13,7 +13,7 @@ import torch
 from vllm import ModelRegistry
 from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 
-from stagevox.contract import MTP_INPUTS, NUM_COMPUTED_TOKENS, SAMPLE_RATE, WAVEFORM, OmniOutput
+from stagevox.contract import MTP_INPUTS, NUM_COMPUTED_TOKENS, SAMPLE_RATE, WAVEFORM, OmniOutput, OwnedBatchTensor
 from stagevox.errors import MissingStateError
 from stagevox.stage.payload import StageInput
 
@@ -188,6 +188,38 @@ class ToyStopping(Qwen2ForCausalLM):
         return tokens[1:] if req_infos[0].get("short") else tokens
 
 
+class ToyStatic(ToyExporting):
+    """The same from storage that every step writes anew, as a captured graph does. A marked request spoils the rows' shape past ``at``."""
+
+    storage = None
+
+    def make_omni_output(self, model_outputs, *, model_intermediate_buffer, request_token_spans, **kwargs):
+        hidden, positions = model_outputs
+        count = len(positions)
+        if self.storage is None:
+            self.storage = {
+                "position": positions.new_zeros(256),
+                "row": hidden.new_zeros(HIDDEN, 256),
+                "last": hidden.new_zeros(8, HIDDEN),
+            }
+        for held in self.storage.values():
+            held.fill_(-1)
+        self.storage["position"][:count] = positions
+        self.storage["row"][:, :count] = hidden[:count].T
+        ends = [end - 1 for _, end in request_token_spans]
+        self.storage["last"][: len(ends)] = hidden[ends]
+        values = {
+            "position": self.storage["position"][: count + 3],
+            "row": self.storage["row"].T,  # not contiguous, and padded
+            "last": list(self.storage["last"][: len(ends)]),
+            "given": OwnedBatchTensor(positions * 2),
+        }
+        for state, (start, _) in zip(model_intermediate_buffer, request_token_spans, strict=True):
+            if "at" in state and positions[start] >= state["at"]:
+                values["given"] = OwnedBatchTensor(torch.stack([positions, positions], 1))
+        return OmniOutput(hidden, values)
+
+
 class ToyVocoder(torch.nn.Module):
     """Sample ``p`` is ``1000 * codes[p - 1] + codes[p]``: one frame of left context, read from the state by absolute position."""
 
@@ -226,6 +258,23 @@ class ToyVocoder(torch.nn.Module):
         return OmniOutput(torch.zeros(len(positions), 1), {WAVEFORM: waveforms, SAMPLE_RATE: [16000] * len(states)})
 
 
+class ToyStaticVocoder(ToyVocoder):
+    """The same from storage that every forward writes anew."""
+
+    storage = torch.zeros(8, 256)
+
+    def forward(self, *args, **kwargs):
+        result = super().forward(*args, **kwargs)
+        if result is None:
+            return None
+        waveforms = result.multimodal_outputs[WAVEFORM]
+        self.storage.fill_(-1)
+        for kept, samples in zip(self.storage, waveforms, strict=False):
+            kept[: len(samples)] = samples
+        parts = [kept[: len(samples)] for kept, samples in zip(self.storage, waveforms, strict=False)]
+        return OmniOutput(result.text_hidden_states, {**result.multimodal_outputs, WAVEFORM: parts})
+
+
 class ToyAdapter:
     """Chunks hold ``ids`` (a prompt, or frames); frames also enter the state, all so far. ``ready`` is passed on, ``bad`` raises."""
 
@@ -261,7 +310,9 @@ MODELS = {
     "ToyNotified": ToyNotified,
     "ToyStopping": ToyStopping,
     "ToyExporting": ToyExporting,
+    "ToyStatic": ToyStatic,
     "ToyVocoder": ToyVocoder,
+    "ToyStaticVocoder": ToyStaticVocoder,
 }
 
 

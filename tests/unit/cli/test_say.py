@@ -111,7 +111,18 @@ def test_options_reach_the_stages(say, fake_model):
     assert seen["talker"].sampling == {"seed": 7, "temperature": 0.5}
     assert seen["talker"].options == {"voice": "kal"}
     assert fake_model.stages["talker"].record is True
-    assert json.loads(Path("trace.json").read_text()) == {"stages": {"thinker": [], "talker": [], "code2wav": []}}
+    assert json.loads(Path("trace.json").read_text())["stages"] == {"thinker": [], "talker": [], "code2wav": []}
+
+
+def test_the_trace_shows_every_step_and_the_prompt(say, fake_model):
+    assert say("hello", "--trace", "trace.json")[0] == 0
+    events = json.loads(Path("trace.json").read_text())["traceEvents"]
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    steps = [names[event["pid"]] for event in events if event.get("cat") == "step"]
+    for name, stage in fake_model.stages.items():
+        assert steps.count(f"stage: {name}") == stage.steps > 0
+    (end,) = (event for event in events if event["ph"] == "e" and event["name"] == "offline")
+    assert end["args"]["finish_reason"] == "stop" and end["ts"] >= max(e["ts"] for e in events if e.get("cat") == "step")
 
 
 def test_the_text_may_come_from_stdin(say, monkeypatch):

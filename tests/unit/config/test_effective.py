@@ -141,3 +141,12 @@ def test_a_plain_blueprint_is_the_models(model):
     blueprint = Blueprint.of("fake")
     assert blueprint.topology == model.topology and blueprint.overrides == {}
     assert blueprint.admit("r", "hi", None).sampling == {}
+
+
+@pytest.mark.covers("RT-7")
+def test_where_outputs_are_made_is_a_setting_of_the_stage(model, deploy):
+    path = deploy("stages: {talker: {engine_extras: {output_materialisation: background}}}")
+    stages = {spec.name: spec.engine_extras for spec in Blueprint.of("fake", deploy_config=path).topology.stages}
+    assert stages == {"thinker": {}, "talker": {"output_materialisation": "background"}, "code2wav": {}}
+    with pytest.raises(ConfigError, match=r"output_materialisation.*'later'"):
+        Blueprint.of("fake", deploy_config=deploy("stages: {talker: {engine_extras: {output_materialisation: later}}}"))

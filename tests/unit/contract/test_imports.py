@@ -11,6 +11,8 @@ import sys
 import torch
 before = set(sys.modules)
 import stagevox.contract
+for name in stagevox.contract.__all__:
+    getattr(stagevox.contract, name)
 print(*sorted(set(sys.modules) - before))
 """
 
@@ -25,3 +27,11 @@ def test_contract_imports_torch_and_the_standard_library_only():
     assert foreign == []
     own = [name for name in loaded if name.startswith("stagevox.") and not name.startswith("stagevox.contract")]
     assert own == ["stagevox.errors"]
+
+
+def test_names_and_phases_load_no_torch():
+    probe = "import sys, stagevox.contract as c; c.CODES, c.StageExecutionType, c.RowPhase; print('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", probe], env={"PYTHONPATH": str(SRC), "PATH": ""}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "False"

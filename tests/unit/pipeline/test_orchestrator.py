@@ -154,6 +154,17 @@ def test_a_capped_last_stage_frees_the_others():
 
 
 @pytest.mark.parametrize("talker", ["stop", "length"])
+def test_speech_that_ends_before_the_text_does_not_cut_it(talker):
+    """Where a client reads the text, the Thinker writes on; how the whole ended is then what each stage says."""
+    orchestrator = started(text_stage="thinker")
+    run(orchestrator, [chunk("thinker", end=False), output("talker", talker), chunk("talker")])
+    assert orchestrator.handle(output("code2wav", "stop")) == []
+    (finish,) = orchestrator.handle(output("thinker", "stop"))
+    assert (finish.req_id, finish.finish_reason) == ("a", talker)
+    assert orchestrator.num_requests == 0
+
+
+@pytest.mark.parametrize("talker", ["stop", "length"])
 def test_a_talker_that_ends_before_the_text_does_not_claim_to_have_spoken_all(talker):
     orchestrator = started()
     run(orchestrator, [chunk("thinker", end=False), output("talker", talker), chunk("talker")])

@@ -26,7 +26,7 @@ def test_chunks_of_a_prompt_go_out_with_the_sampled_one() -> None:
     assert step(memory, ("a", 0, 3, 7, 7), ("b", 5, 1, 4, 6)) == {"b": [5]}
     assert step(memory, ("b", 6, 1, 4, 7), ("a", 3, 3, 7, 7)) == {"b": [6]}
     assert step(memory, ("a", 6, 1, 7, 7)) == {"a": [0, 1, 2, 3, 4, 5, 6]}
-    assert memory.held["a"] == {}
+    assert not memory.held
 
 
 @pytest.mark.covers("EX-5", "PC-14")

@@ -130,12 +130,13 @@ def test_the_two_roads_are_built_apart():
 def test_nothing_is_built_where_there_is_nothing(monkeypatch):
     """No hidden, no multimodal payload: the slicing isn't entered, and upstream's own output object comes back unwrapped."""
     import stagevox.stage.runner as runner
+    import stagevox.stage.wire as wire
 
-    def never(*args):
+    def never(*args, **kwargs):
         raise AssertionError("built a payload")
 
-    monkeypatch.setattr(runner, "slice_outputs", never)
-    monkeypatch.setattr(runner.OmniModelRunnerOutput, "wrap", never)
+    monkeypatch.setattr(runner, "plan_outputs", never)
+    monkeypatch.setattr(wire.OmniModelRunnerOutput, "wrap", never)
     steps = Steps(ScalarModel())
     steps.add("a", 1, 3)
     steps.run(("a", 3))

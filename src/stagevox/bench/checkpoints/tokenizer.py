@@ -84,7 +84,7 @@ def write_tokenizer(folder: Path, specials: Sequence[str], extra: Mapping[str, A
     fast.save_pretrained(folder)
     path = folder / "tokenizer_config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
-    config |= {"tokenizer_class": "Qwen2Tokenizer", "chat_template": CHAT_TEMPLATE}
+    config |= {"tokenizer_class": "Qwen2Tokenizer", "chat_template": CHAT_TEMPLATE, "extra_special_tokens": dict(extra or {})}
     path.write_text(json.dumps(config, indent=1), encoding="utf-8")
     (folder / "vocab.json").write_text(json.dumps(vocab, ensure_ascii=False), encoding="utf-8")
     lines = ["#version: 0.2", *(" ".join(pair) for pair in merges)]

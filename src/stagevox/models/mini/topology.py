@@ -16,6 +16,7 @@ from .pieces import WEIGHTS
 from .text import ThinkerTokenizer
 
 NAME = "mini"
+EXAMPLES = ("Good morning! 5 + 7 = 12.", "7:30 tomorrow morning", "the small dog", "where is my book", "Thank you!")
 FILES = {
     "thinker": ("config.json", "model.safetensors", "tokens.json"),
     "talker": ("config.json", "model.safetensors", "tokenizer.json"),
@@ -71,7 +72,9 @@ def topology(folder: Path = WEIGHTS) -> Topology:
     """
     _check(folder)
     front_end = f"{__package__}.front_end:MiniFrontEnd"
-    return Topology(name=NAME, stages=stages(folder), front_end=front_end, checkpoint=folder, text_stage="thinker")
+    return Topology(
+        name=NAME, stages=stages(folder), front_end=front_end, checkpoint=folder, text_stage="thinker", examples=EXAMPLES
+    )
 
 
 def stages(folder: Path = WEIGHTS) -> tuple[StageSpec, ...]:

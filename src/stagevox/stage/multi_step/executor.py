@@ -17,14 +17,19 @@ from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
 from stagevox.errors import ContractError
 
+from ..materialise import PendingOutputs
 from ..outputs import Outputs, client_facing
-from ..wire import OmniModelRunnerOutput, WindowReport
+from ..wire import OmniAsyncOutput, OmniModelRunnerOutput, WindowReport
 from .derive import TokenDeriver
 from .gates import Refusal, validate_multi_step_plan
 from .layout import DecodeLayout
 from .merge import WindowTokens, merge_outputs
 
 logger = logging.getLogger("stagevox.multi_step")
+
+
+Made = tuple[Outputs, dict[str, BaseException]]
+"""Outputs by request, and the requests whose outputs could not be made."""
 
 
 class FirstStep:
@@ -50,7 +55,8 @@ class WindowRun:
         self.steps = next(iter(first.plan.values()))
         self.states = [runner.requests[req_id] for req_id in batch.req_ids]
         self.tokens = WindowTokens(list(batch.req_ids), [_stops(state.sampling_params) for state in self.states])
-        self.outputs: list[Outputs] = []
+        self.outputs: list[Made | PendingOutputs] = []
+        """Of each step: its outputs and whose could not be made, or both on their way."""
         self.derived = 0
         self.on_host = runner.device.type == "cpu"
         """Reading a token costs nothing: a window ends as soon as all its requests have stopped."""
@@ -78,7 +84,7 @@ def execute_multi_step_window(runner: Any, first: FirstStep) -> ModelRunnerOutpu
 def _execute(runner: Any, run: WindowRun) -> ModelRunnerOutput:
     result = runner._sample_step(None)
     sampled = _sampled(runner, result)
-    run.outputs.append(_outputs_of(result))
+    run.outputs.append(_outputs_of(runner, result))
     failed = runner.model_intermediate_buffer.failed
     if not _keep(run, sampled, failed, append=False):
         sampled = runner.window_loop(runner, run, sampled)
@@ -86,9 +92,13 @@ def _execute(runner: Any, run: WindowRun) -> ModelRunnerOutput:
         for ids in torch.stack(run.on_device).cpu().tolist():
             run.tokens.add(ids, {})
     _backfill(runner, run)
+    made = [part.join() if isinstance(part, PendingOutputs) else part for part in run.outputs]
+    for step, (_, lost) in enumerate(made):
+        run.tokens.add_failures(step, lost)
+        failed = lost | dict(failed)
     if runner.use_async_scheduling:
         runner.input_batch.prev_sampled_token_ids = sampled
-    return _result(run, _done(result), failed)
+    return _result(run, _done(result), [outputs for outputs, _ in made], failed)
 
 
 def tight_loop(runner: Any, run: WindowRun, sampled: torch.Tensor) -> torch.Tensor:
@@ -125,7 +135,8 @@ def tight_loop(runner: Any, run: WindowRun, sampled: torch.Tensor) -> torch.Tens
             run.derived += 1
         else:
             sampled = runner._sample(model.compute_logits(hidden[:rows]), None).sampled_token_ids
-        run.outputs.append(runner._finish_step(hidden) if runner._has_afterwork or runner._new_codes else {})
+        pending = runner._finish_step(hidden) if runner._has_afterwork or runner._new_codes else None
+        run.outputs.append(_begun(runner, pending))
         ended = _keep(run, sampled, buffer.failed, append=True)
         if ended:
             break
@@ -156,7 +167,7 @@ def reentrant_loop(runner: Any, run: WindowRun, sampled: torch.Tensor) -> torch.
         runner.execute_model(output)
         result = runner._sample_step(None)
         sampled = _sampled(runner, result)
-        run.outputs.append(_outputs_of(result))
+        run.outputs.append(_outputs_of(runner, result))
         if _keep(run, sampled, buffer.failed, append=False):
             break
     return sampled
@@ -192,10 +203,12 @@ def _backfill(runner: Any, run: WindowRun) -> None:
         state.output_token_ids[-len(ids) :] = ids
 
 
-def _result(run: WindowRun, first: ModelRunnerOutput, failed: Mapping[str, BaseException]) -> OmniModelRunnerOutput:
+def _result(
+    run: WindowRun, first: ModelRunnerOutput, outputs: list[Outputs], failed: Mapping[str, BaseException]
+) -> OmniModelRunnerOutput:
     tokens, faults = run.tokens.shipped()
     counts = {req_id: len(ids) for req_id, ids in zip(run.tokens.req_ids, tokens, strict=True)}
-    inter_stage = merge_outputs(run.outputs, counts)
+    inter_stage = merge_outputs(outputs, counts)
     return OmniModelRunnerOutput.of_window(
         first,
         tokens,
@@ -208,7 +221,7 @@ def _result(run: WindowRun, first: ModelRunnerOutput, failed: Mapping[str, BaseE
 
 
 def _refused(result: Any, refusal: Refusal) -> ModelRunnerOutput:
-    first = _done(result)
+    first = result.get_output() if isinstance(result, AsyncModelRunnerOutput) else result
     report = WindowReport(1, refusal=refusal.value)
     if isinstance(first, OmniModelRunnerOutput):
         first.window = report
@@ -221,15 +234,28 @@ def _sampled(runner: Any, result: Any) -> torch.Tensor:
     ahead: torch.Tensor | None = runner.input_batch.prev_sampled_token_ids
     if ahead is not None:  # async scheduling keeps them on the device
         return ahead
+    result = _done(result)
     return torch.tensor(result.sampled_token_ids, dtype=torch.int32, device=runner.device)
 
 
-def _outputs_of(result: Any) -> Outputs:
-    found: Outputs = getattr(result, "inter_stage_outputs", {})
-    return found
+def _begun(runner: Any, pending: PendingOutputs | None) -> Made | PendingOutputs:
+    """A step's outputs: made now, before the next step writes over what they are made of, unless a thread has its own copy of that."""
+    if pending is None:
+        return {}, {}
+    return pending if runner.materialiser.background else pending.join()
+
+
+def _outputs_of(runner: Any, result: Any) -> Made | PendingOutputs:
+    """The outputs of an ordinary step."""
+    if isinstance(result, OmniAsyncOutput):
+        return _begun(runner, next(iter(result.pending), None))
+    return getattr(result, "inter_stage_outputs", {}), dict(getattr(result, "failed", {}))
 
 
 def _done(result: Any) -> ModelRunnerOutput:
+    """The tokens of an ordinary step; its outputs are taken elsewhere."""
+    if isinstance(result, OmniAsyncOutput):
+        result = result.inner
     return result.get_output() if isinstance(result, AsyncModelRunnerOutput) else result
 
 

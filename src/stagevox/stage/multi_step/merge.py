@@ -38,7 +38,7 @@ class WindowTokens:
         """Note who fails in ``step``."""
         for row, req_id in enumerate(self.req_ids):
             if req_id in failed:
-                self.failed_at.setdefault(row, step)
+                self.failed_at[row] = min(step, self.failed_at.get(row, step))
                 self._ended.add(row)
 
     def columns(self) -> list[list[int]]:

@@ -1,0 +1,119 @@
+"""Images, sounds and videos as a caller may hand them over, checked before any engine sees them."""
+
+from __future__ import annotations
+
+import io
+import wave
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagevox.errors import BadMediaError, BadParameterError
+
+FIELDS = {"images": "image", "audios": "audio", "videos": "video"}
+"""The prompt's keys, and what vLLM calls the kind of media."""
+
+MAX_SIDE = 1 << 14
+"""Pixels."""
+
+
+def read_media(prompt: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """The media of a prompt by kind, in the order they were given; kinds without any are left out.
+
+    ``images`` are ``[height, width, 3]`` of uint8, PIL images or the bytes of an image file; ``audios`` are float samples
+    ``[n]`` at the model's rate, pairs ``(samples, Hz)`` or the bytes of a 16-bit WAV file; ``videos`` are
+    ``[frames, height, width, 3]`` of uint8.
+
+    Raises:
+        BadMediaError: one of them is empty, damaged or of no known kind; the field says which one.
+        BadParameterError: a field is no sequence.
+    """
+    found: dict[str, list[Any]] = {}
+    for field, kind in FIELDS.items():
+        given = prompt.get(field)
+        if given is None:
+            continue
+        if isinstance(given, str | bytes | Mapping) or not isinstance(given, Sequence):
+            raise BadParameterError(field, f"not a sequence but a {type(given).__name__}")
+        read = _READERS[kind]
+        items = [read(f"{field}[{index}]", item) for index, item in enumerate(given)]
+        if items:
+            found[kind] = items
+    return found
+
+
+def _image(field: str, given: Any) -> NDArray[np.uint8]:
+    from PIL import Image
+
+    if isinstance(given, bytes):
+        try:
+            with Image.open(io.BytesIO(given)) as image:
+                given = image.convert("RGB")
+        except Exception as error:  # whatever the decoder of some format trips over
+            raise BadMediaError(field, f"no image: {type(error).__name__}") from error
+    elif isinstance(given, Image.Image):
+        try:
+            given = given.convert("RGB")
+        except Exception as error:  # a lazy image is decoded only now
+            raise BadMediaError(field, f"no whole image: {type(error).__name__}") from error
+    return _pixels(field, given, 3)
+
+
+def _pixels(field: str, given: Any, dims: int) -> NDArray[np.uint8]:
+    try:
+        pixels = np.asarray(given)
+    except Exception as error:
+        raise BadMediaError(field, f"no pixels but a {type(given).__name__}") from error
+    axes = "frames x height x width x 3" if dims == 4 else "height x width x 3"
+    if pixels.dtype != np.uint8 or pixels.ndim != dims or pixels.shape[-1] != 3:
+        raise BadMediaError(field, f"shape {list(pixels.shape)} of {pixels.dtype}, expected {axes} of uint8")
+    if not pixels.size or max(pixels.shape[-3:-1]) > MAX_SIDE:
+        raise BadMediaError(field, f"shape {list(pixels.shape)}: sides must be 1 to {MAX_SIDE}")
+    return pixels
+
+
+def _audio(field: str, given: Any) -> Any:
+    rate = None
+    if isinstance(given, bytes):
+        given, rate = _wav(field, given)
+    elif isinstance(given, tuple):
+        try:
+            given, rate = given
+        except ValueError:
+            raise BadMediaError(field, f"{len(given)} values, expected samples and their rate in Hz") from None
+        if isinstance(rate, bool) or not isinstance(rate, int | float | np.number) or not 1000 <= rate <= 400_000:
+            raise BadMediaError(field, f"a sample rate of {rate!r} Hz")
+    try:
+        samples = np.asarray(given)
+    except Exception as error:
+        raise BadMediaError(field, f"no samples but a {type(given).__name__}") from error
+    if samples.ndim != 1 or samples.dtype.kind != "f":
+        raise BadMediaError(field, f"shape {list(samples.shape)} of {samples.dtype}, expected one axis of floats")
+    if not samples.size:
+        raise BadMediaError(field, "no samples")
+    if not np.isfinite(samples).all():
+        raise BadMediaError(field, "samples that are no numbers")
+    samples = samples.astype(np.float32)
+    return samples if rate is None else (samples, float(rate))
+
+
+def _wav(field: str, data: bytes) -> tuple[NDArray[np.float32], int]:
+    try:
+        with wave.open(io.BytesIO(data)) as file:
+            width, channels, rate = file.getsampwidth(), file.getnchannels(), file.getframerate()
+            frames = file.readframes(file.getnframes())
+    except (wave.Error, EOFError, OSError, ValueError) as error:
+        raise BadMediaError(field, f"no WAV file: {str(error) or type(error).__name__}") from error
+    if width != 2:
+        raise BadMediaError(field, f"a WAV file of {8 * width}-bit samples, expected 16-bit ones")
+    samples = np.frombuffer(frames[: len(frames) // (2 * channels) * 2 * channels], "<i2").reshape(-1, channels)
+    return samples.mean(axis=1, dtype=np.float32) / 32768.0, rate
+
+
+def _video(field: str, given: Any) -> NDArray[np.uint8]:
+    return _pixels(field, given, 4)
+
+
+_READERS: dict[str, Callable[[str, Any], Any]] = {"image": _image, "audio": _audio, "video": _video}

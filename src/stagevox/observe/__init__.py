@@ -1,0 +1,1 @@
+"""What operators see: metrics, timelines, logs. Knows no tensors and no engine."""

@@ -1,0 +1,87 @@
+"""Messages as the prompt of a model's front end.
+
+A front end that takes ``messages`` gets them all, as ``{"role", "content": [parts]}`` with the parts ``{"type": "text", "text"}``
+and ``{"type": "audio" | "image" | "video"}``; media stand in fields of their own, in the order of their places. One that takes
+``text`` gets the last message of the user.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import refused
+from .media import FIELDS, MediaPart
+from .protocol.messages import AudioPart, AudioUrlPart, ImageUrlPart, Message, Part, RefusalPart, TextPart, VideoUrlPart
+from .state import ServerState
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A prompt without its media, and those."""
+
+    prompt: dict[str, Any]
+    media: tuple[MediaPart, ...]
+    text_param: str
+    """What the client calls the prompt's text."""
+
+
+def read_conversation(messages: Sequence[Message], state: ServerState) -> Conversation:
+    """Check the messages against what the model takes.
+
+    Raises:
+        ApiError: 400; a message without content, a kind of media that the model doesn't take, or an audio id that is unknown.
+    """
+    fields = state.blueprint.front_end.fields
+    media: list[MediaPart] = []
+    turns = [_turn(number, message, state, media) for number, message in enumerate(messages)]
+    for part in media:
+        if FIELDS[part.kind] not in fields:
+            raise refused(part.param, f"this model takes no {part.kind}", "unsupported_media")
+    if len(media) > state.settings.max_media_items:
+        raise refused("messages", f"{len(media)} images, sounds and videos; at most {state.settings.max_media_items} are allowed")
+    if "messages" in fields:
+        return Conversation({"messages": turns}, tuple(media), "messages")
+    last = max((number for number, message in enumerate(messages) if message.role == "user"), default=None)
+    if last is None:
+        raise refused("messages", "no message of the user")
+    text = "\n".join(part["text"] for part in turns[last]["content"])
+    return Conversation({"text": text}, (), f"messages[{last}].content")
+
+
+def _turn(number: int, message: Message, state: ServerState, media: list[MediaPart]) -> dict[str, Any]:
+    param = f"messages[{number}]"
+    content = message.content
+    if content is None and message.audio is not None:
+        content = message.audio.transcript or state.transcripts.get(message.audio.id)
+        if content is None:
+            raise refused(f"{param}.audio.id", "no such audio, or it has expired: send its transcript as content")
+    if content is None:
+        raise refused(f"{param}.content", "is missing")
+    if isinstance(content, str):
+        return {"role": message.role, "content": [{"type": "text", "text": content}]}
+    if not content:
+        raise refused(f"{param}.content", "is empty")
+    return {
+        "role": message.role,
+        "content": [_part(part, f"{param}.content[{place}]", media) for place, part in enumerate(content)],
+    }
+
+
+def _part(part: Part, param: str, media: list[MediaPart]) -> dict[str, Any]:
+    match part:
+        case TextPart():
+            return {"type": "text", "text": part.text}
+        case RefusalPart():
+            return {"type": "text", "text": part.refusal}
+        case AudioPart():
+            item = MediaPart("audio", f"{param}.input_audio.data", data=part.input_audio.data)
+        case AudioUrlPart():
+            item = MediaPart("audio", f"{param}.audio_url.url", url=part.audio_url.url)
+        case ImageUrlPart():
+            item = MediaPart("image", f"{param}.image_url.url", url=part.image_url.url)
+        case VideoUrlPart():
+            item = MediaPart("video", f"{param}.video_url.url", url=part.video_url.url)
+    media.append(item)
+    return {"type": item.kind}

@@ -1,0 +1,46 @@
+"""What all request models share."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+Number = Annotated[float, Field(allow_inf_nan=False)]
+StageParams = Annotated[
+    dict[str, dict[str, Any]],
+    Field(description="Sampling parameters by stage, laid over the request's own.", examples=[{"talker": {"temperature": 0.7}}]),
+]
+
+
+class RequestModel(BaseModel):
+    """A request body: values as JSON types them, and no field that isn't known."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_text(cls, data: Any) -> Any:
+        """JSON can hold halves of characters, which no text has."""
+        for field, value in data.items() if isinstance(data, dict) else ():
+            for text in value if isinstance(value, list) else (value,):
+                if isinstance(text, str) and not _is_unicode(text):
+                    raise PydanticCustomError("not_unicode", "holds half of a surrogate pair", {"field": field})
+        return data
+
+
+class ResponseModel(BaseModel):
+    """A response body."""
+
+    def json_bytes(self) -> bytes:
+        """What goes over the wire: the fields that were set."""
+        return self.model_dump_json(exclude_unset=True).encode()
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,48 @@
+"""A family's reference as a program that speaks on demand: ``speak.py FAMILY CHECKPOINT``, for benchmarks.
+
+Each line of standard input is a JSON list of prompts, as our front end takes them, with ``frames``, the most that are wanted. Each
+answer is a line that starts with ``@``: the seconds that the reference's own generate took, waveforms included, and the codes of
+each prompt. ``together`` in place of a list's first prompt asks for one batch; else prompts are spoken one by one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from importlib import import_module
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+
+
+def outside(family: str, checkpoint: str) -> None:
+    """Become the reference's interpreter."""
+    import environment  # type: ignore[import-not-found]
+    from run import ORACLES  # type: ignore[import-not-found]
+
+    oracle = ORACLES[family]
+    python = str(environment.ensure(oracle.environment, oracle.pins))
+    settings = {**os.environ, "OMP_NUM_THREADS": "1"}
+    settings.pop("PYTHONPATH", None)
+    os.execve(python, [python, str(Path(__file__).resolve()), family, checkpoint, "inside"], settings)
+
+
+def inside(family: str, checkpoint: str) -> None:
+    """Answer until the input ends."""
+    speak = import_module(family).speaker(checkpoint)
+    print("@ready", flush=True)
+    for line in sys.stdin:
+        prompts = json.loads(line)
+        together = prompts[0] == "together"
+        groups = [prompts[1:]] if together else [[prompt] for prompt in prompts]
+        begin = time.perf_counter()
+        codes = [each for group in groups for each in speak(group)]
+        seconds = time.perf_counter() - begin
+        print("@" + json.dumps({"seconds": seconds, "codes": codes}), flush=True)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(HERE))
+    (inside if "inside" in sys.argv[3:] else outside)(sys.argv[1], sys.argv[2])
