@@ -25,8 +25,9 @@ def ahead(request):
 def merged(engine):
     """``merged(model, K)``: a harness with windows of K steps, its books checked after every step."""
 
-    def get(model, steps=8, *, spec=None, **overrides):
-        extras = {"engine_extras": {"multi_step_decode_steps": steps}}
+    def get(model, steps=8, *, spec=None, background=False, **overrides):
+        where = {"output_materialisation": "background"} if background else {}
+        extras = {"engine_extras": {"multi_step_decode_steps": steps, **where}}
         if not steps:
             overrides = {"enable_prefix_caching": False, **overrides}
         stage = engine(model, spec={**(spec or {}), **extras}, **overrides)
@@ -81,9 +82,11 @@ def test_postprocess_sees_each_position_once(merged, prompt, rows, ahead, monkey
 
 
 @pytest.mark.covers("MS-8", "MS-9")
-def test_exported_rows_go_out_once_and_in_order(merged, prompt, ahead):
+@pytest.mark.parametrize("background", [False, True], ids=["inline", "background"])
+def test_exported_rows_go_out_once_and_in_order(merged, prompt, ahead, background):
     """Token-aligned rows joined, a value a request: the last one."""
-    single, stage = merged("ToyExporting", 0, async_scheduling=ahead), merged("ToyExporting", 8, async_scheduling=ahead)
+    single = merged("ToyExporting", 0, async_scheduling=ahead)
+    stage = merged("ToyExporting", 8, async_scheduling=ahead, background=background)
     hidden = {}
     for each in (single, stage):
         rows = hidden[each] = {}
@@ -106,6 +109,36 @@ def test_exported_rows_go_out_once_and_in_order(merged, prompt, ahead):
         assert {out.multimodal["who"] for out in stage.outputs[name] if out.multimodal} == {name}
         ours, theirs = torch.cat(hidden[stage][name]), torch.cat(hidden[single][name])
         assert torch.equal(ours, theirs) and len(ours) == length + count - 1
+
+
+@pytest.mark.covers("MS-9")
+@pytest.mark.parametrize("background", [False, True], ids=["inline", "background"])
+def test_rows_from_storage_that_every_step_writes_anew(merged, prompt, ahead, background):
+    """Each step of a window copies what is its own before the next one runs."""
+    told = {}
+    for steps in (0, 8):
+        stage = merged("ToyStatic", steps, async_scheduling=ahead, background=background and bool(steps))
+        for seed, (name, (length, count)) in enumerate(LENGTHS.items()):
+            stage.add(name, prompt(length, seed), count)
+        stage.run()
+        told[steps] = {(name, key): stage.named(name, key) for name in LENGTHS for key in ("position", "row", "given")}
+        assert steps == 0 or gained(stage, "executed_windows") >= 4
+    assert all(torch.equal(rows, told[0][where]) for where, rows in told[8].items())
+
+
+@pytest.mark.covers("MS-9")
+@pytest.mark.parametrize("background", [False, True], ids=["inline", "background"])
+def test_rows_that_change_their_shape_within_a_window_fail_their_request(merged, prompt, ahead, background):
+    stage = merged("ToyStatic", async_scheduling=ahead, background=background)
+    for seed, name in enumerate("ab"):
+        stage.add(name, prompt(9, seed), 30, at=9 + 12)
+    stage.run()
+    assert stage.finish == {"a": "error", "b": "error"}
+    assert all("make_omni_output: returned rows that don't join" in error for error in stage.error.values())
+    assert [len(stage.tokens[name]) for name in "ab"] == [9, 9], "the prompt's and a whole window"
+    stage.add("c", prompt(9, 3), 20)
+    stage.run()
+    assert stage.finish["c"] == "length"
 
 
 @pytest.mark.covers("MS-9")

@@ -208,14 +208,14 @@ def _result(
 ) -> OmniModelRunnerOutput:
     tokens, faults = run.tokens.shipped()
     counts = {req_id: len(ids) for req_id, ids in zip(run.tokens.req_ids, tokens, strict=True)}
-    inter_stage = merge_outputs(outputs, counts)
+    inter_stage, apart = merge_outputs(outputs, counts)
     return OmniModelRunnerOutput.of_window(
         first,
         tokens,
         WindowReport(len(run.outputs), run.derived),
         inter_stage_outputs=inter_stage,
         multimodal_outputs=client_facing(inter_stage),
-        failed={req_id: failed[req_id] for req_id, count in faults.items() if not count},
+        failed=apart | {req_id: failed[req_id] for req_id, count in faults.items() if not count},
         failed_after={req_id: failed[req_id] for req_id, count in faults.items() if count},
     )
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from stagevox.errors import HookShapeError
+
 from ..outputs import Outputs
 
 ANY_STEP = frozenset({"meta.turn_end"})
@@ -57,17 +59,25 @@ class WindowTokens:
         return shipped, failed
 
 
-def merge_outputs(steps: Sequence[Outputs], counts: Mapping[str, int]) -> Outputs:
-    """Each request's outputs of its first ``counts[req_id]`` steps: rows joined in order, marks and values as :data:`ANY_STEP` says."""
+def merge_outputs(steps: Sequence[Outputs], counts: Mapping[str, int]) -> tuple[Outputs, dict[str, BaseException]]:
+    """Each request's outputs of its first ``counts[req_id]`` steps: rows joined in order, marks and values as :data:`ANY_STEP` says.
+
+    Beside them the error of each request whose rows don't join, since their shape or type changed from step to step.
+    """
     merged: Outputs = {}
+    faults: dict[str, BaseException] = {}
     for req_id, count in counts.items():
         named: dict[str, list[Any]] = {}
         for step in steps[:count]:
             for key, value in step.get(req_id, {}).items():
                 named.setdefault(key, []).append(value)
-        if named:
+        if not named:
+            continue
+        try:
             merged[req_id] = {key: _merged(key, values) for key, values in named.items()}
-    return merged
+        except (RuntimeError, TypeError) as error:
+            faults[req_id] = HookShapeError("make_omni_output", f"returned rows that don't join those before them: {error}")
+    return merged, faults
 
 
 def _merged(key: str, values: list[Any]) -> Any:

@@ -48,19 +48,19 @@ def test_outputs_of_a_window():
         for step in range(4)
     ]
     steps[0]["b"] = {"codes": torch.tensor([[9, 9]])}
-    merged = merge_outputs(steps, {"a": 3, "b": 1, "c": 4})
+    merged, faults = merge_outputs(steps, {"a": 3, "b": 1, "c": 4})
     assert merged["a"]["codes"].tolist() == [[0, 1], [1, 1], [2, 1]]
     assert merged["a"]["meta.turn_end"] is True, "held in one of its steps"
     assert (merged["a"]["meta.duplex_epoch"], merged["a"]["name"]) == (2, "n2"), "the last step's"
     assert merged["b"]["codes"].tolist() == [[9, 9]]
-    assert "c" not in merged
+    assert "c" not in merged and not faults
 
 
 @pytest.mark.covers("MS-10")
 def test_a_turn_that_ends_after_the_row_s_end_is_not_its_own():
     steps = [{"a": {"meta.turn_end": step == 2}} for step in range(4)]
-    assert merge_outputs(steps, {"a": 2}) == {"a": {"meta.turn_end": False}}
-    assert merge_outputs(steps, {"a": 3}) == {"a": {"meta.turn_end": True}}
+    assert merge_outputs(steps, {"a": 2})[0] == {"a": {"meta.turn_end": False}}
+    assert merge_outputs(steps, {"a": 3})[0] == {"a": {"meta.turn_end": True}}
 
 
 @pytest.mark.covers("MS-9")
@@ -75,3 +75,10 @@ def test_positions_and_slots_are_step_major():
         [8 * 32, 3 * 32 + 2],
         [8 * 32 + 1, 3 * 32 + 3],
     ]
+
+
+def test_rows_that_don_t_join_are_their_request_s_fault():
+    rows = {"a": {"x": torch.zeros(1)}, "b": {"x": torch.zeros(1)}}
+    merged, faults = merge_outputs([rows, {**rows, "a": {"x": torch.zeros(1, 2)}}], {"a": 2, "b": 2})
+    assert merged["b"]["x"].tolist() == [0, 0] and "a" not in merged
+    assert "make_omni_output: returned rows that don't join those before them" in str(faults["a"])
