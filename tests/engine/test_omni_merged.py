@@ -49,6 +49,7 @@ def test_the_same_speech(plain, steps, scheduling, caplog):
     with Omni("mini", overrides, multi_step_decode_steps=steps) as omni:
         results, before, after = speak(omni)
         counters = omni.multi_step()
+        gauges = omni._driver.gauges()["talker"]
         omni.assert_idle()
     expected, single, _ = plain
     for ours, theirs in zip(results, expected, strict=True):
@@ -59,6 +60,8 @@ def test_the_same_speech(plain, steps, scheduling, caplog):
     talker = counters["talker"]
     assert talker["steps"] == steps and talker["executed_windows"] >= 5
     assert any(count > 1 for counts in after for count in counts)
+    assert (gauges.windows, gauges.window_steps) == (talker["executed_windows"], talker["executed_steps"])
+    assert gauges.refusals == talker["refusals"] and gauges.tokens_saved == talker["tokens_saved"]
     # The first chunk has 4 frames, so 5 tokens: no request makes more tokens before its first sound than without windows.
     assert [sum(counts) for counts in before] <= [sum(counts) for counts in single]
     if not scheduling:

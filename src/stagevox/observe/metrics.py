@@ -31,11 +31,20 @@ RTF = (0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8, 1, 1.5, 2, 4)
 Read = Callable[[Gauges], Iterable[tuple[Labels, float]]]
 
 # What a stage counts in its gauges since it was loaded: (name, what it says, labels beside the stage, how it is read).
-# Whoever adds a count to Gauges adds a line here, such as that of executed multi-step windows, or refusals by gate.
+# Whoever adds a count to Gauges adds a line here.
 STAGE_COUNTS: Sequence[tuple[str, str, Labels, Read]] = (
     ("preemptions", "Requests that lost their KV cache to others", (), lambda g: [((), g.preemptions)]),
     ("replays", "Preempted requests that ran again, computing anew what they had lost", (), lambda g: [((), g.replays)]),
     ("payload_bytes", "Bytes of chunks handed to the next stage", (), lambda g: [((), g.payload_bytes)]),
+    ("multi_step_windows", "Rounds that merged several decode steps", (), lambda g: [((), g.windows)]),
+    ("multi_step_steps", "Decode steps of merged rounds", (), lambda g: [((), g.window_steps)]),
+    ("multi_step_tokens_saved", "Tokens that took no round of their own", (), lambda g: [((), g.tokens_saved)]),
+    (
+        "multi_step_refusals",
+        "Rounds that could have merged steps and did not",
+        ("reason",),
+        lambda g: [((reason,), count) for reason, count in sorted(g.refusals.items())],
+    ),
 )
 
 

@@ -87,6 +87,7 @@ class StageEngine:
     def gauges(self) -> Gauges:
         """How the stage stands now."""
         scheduler = self._scheduler
+        merged = self.multi_step()
         return Gauges(
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
@@ -94,6 +95,10 @@ class StageEngine:
             kv_usage=float(scheduler.kv_cache_manager.usage),
             preemptions=scheduler.omni_preemptions,
             replays=scheduler.omni_replays,
+            windows=merged.get("executed_windows", 0),
+            window_steps=merged.get("executed_steps", 0),
+            tokens_saved=merged.get("tokens_saved", 0),
+            refusals=merged.get("refusals", {}),
         )
 
     def trace(self) -> list[StepRow]:

@@ -150,6 +150,14 @@ class Gauges(msgspec.Struct, array_like=True):
     """Chunks put on the road since the stage was loaded."""
     replays: int = 0
     """Preempted requests that ran again, computing anew what they had lost, since the stage was loaded."""
+    windows: int = 0
+    """Rounds that merged several decode steps, since the stage was loaded."""
+    window_steps: int = 0
+    """Their steps."""
+    tokens_saved: int = 0
+    """Tokens that took no round of their own."""
+    refusals: dict[str, int] = msgspec.field(default_factory=dict)
+    """Rounds that could have merged steps and did not, by the reason."""
 
 
 class Died(msgspec.Struct, tag="died", array_like=True):

@@ -200,6 +200,17 @@ def test_stages_are_read_when_they_are_asked_for(server):
         assert found[f'stagevox_stage_{name}_total{{stage="talker"}}'] == count
 
 
+@pytest.mark.covers("MS-12")
+def test_merged_steps_and_refusals_by_their_reason(server):
+    server.client.now["talker"] = Gauges(windows=3, window_steps=24, tokens_saved=21, refusals={"waiting": 2, "prefill": 1})
+    found = server.scrape()
+    for name, count in {"windows": 3, "steps": 24, "tokens_saved": 21}.items():
+        assert found[f'stagevox_stage_multi_step_{name}_total{{stage="talker"}}'] == count
+    for reason, count in {"waiting": 2, "prefill": 1}.items():
+        assert found[f'stagevox_stage_multi_step_refusals_total{{reason="{reason}",stage="talker"}}'] == count
+    assert not any("refusals_total" in name and 'stage="thinker"' in name for name in found)
+
+
 def test_steps_and_rests_add_up(server):
     rests = [Rest("idle", 1.0, 1.5), Rest("input", 1.5, 1.75), Rest("consumer", 2.0, 2.25), Rest("input", 3.0, 3.5)]
     for watcher in server.client.watchers:
