@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from stagevox.audio.wav import check_writable
 from stagevox.errors import ConfigError
 
 API_KEY_VARIABLE = "STAGEVOX_API_KEY"
@@ -160,8 +161,6 @@ def _make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError("save_wavs", f"can't make the folder {str(folder)!r}: {error.strerror or error}") from None
-    from stagevox.audio.wav import check_writable  # numpy comes with it, and help needs none
-
     check_writable("save_wavs", folder / "check.wav")
 
 
