@@ -22,8 +22,17 @@ THINKER_SAMPLING = {"temperature": 0.0, "max_tokens": 1024}
 TALKER_SAMPLING = {"temperature": 0.9, "top_k": 50, "repetition_penalty": 1.05, "max_tokens": 4096}
 """The defaults of the reference's ``generate``."""
 
+KV_TOKENS = 4096
+"""Positions of the default KV pools beyond one request of full length."""
+
+LONGEST = 32768
+"""Positions of a request, where the configuration allows more."""
+
 ENGINE: Mapping[str, Any] = {
     "enforce_eager": True,
+    "block_size": 32,
+    "gpu_memory_utilization": 0.05,  # the pools are sized in bytes; this only has to be free when an engine starts
+    "max_num_batched_tokens": 2048,
     "max_num_seqs": 8,
     "disable_log_stats": True,
 }
@@ -53,12 +62,7 @@ def _stages(folder: Path) -> tuple[StageSpec, ...]:
             execution_type=StageExecutionType.AR,
             checkpoint=folder,
             architecture="Qwen3OmniThinker",
-            engine_args={
-                **engine,
-                "max_model_len": min(thinker["max_position_embeddings"], 32768),
-                "gpu_memory_utilization": 0.7,
-                "mm_encoder_tp_mode": "weights",
-            },
+            engine_args={**engine, **_pool(thinker), "skip_mm_profiling": True},
             sampling=THINKER_SAMPLING,
             constraints={"stop_token_ids": [chat_ids(folder).im_end]},
             chunk_processor=f"{bridge}:ThinkerRows",
@@ -70,12 +74,7 @@ def _stages(folder: Path) -> tuple[StageSpec, ...]:
             checkpoint=folder,
             architecture="Qwen3OmniTalker",
             config_part="talker_config",
-            engine_args={
-                **engine,
-                "max_model_len": min(talker["max_position_embeddings"], 32768),
-                "gpu_memory_utilization": 0.15,
-                "skip_tokenizer_init": True,
-            },
+            engine_args={**engine, **_pool(talker), "skip_tokenizer_init": True},
             sampling=TALKER_SAMPLING,
             constraints={"stop_token_ids": [codec_ids(folder).eos]},
             chunk_processor=f"{bridge}:TalkerFrames",
@@ -92,13 +91,21 @@ def _stages(folder: Path) -> tuple[StageSpec, ...]:
             engine_args={
                 **engine,
                 "max_model_len": config["code2wav_config"]["max_position_embeddings"],
-                "gpu_memory_utilization": 0.05,
+                "kv_cache_memory_bytes": 1 << 20,
                 "skip_tokenizer_init": True,
                 "enable_prefix_caching": False,
             },
             input_adapter=f"{bridge}:Code2WavInput",
         ),
     )
+
+
+def _pool(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The context of a decoder, and a KV pool that holds one request of that length and some more, in float32."""
+    length = min(config["max_position_embeddings"], LONGEST)
+    head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    bytes_per_token = 2 * 4 * config["num_hidden_layers"] * config["num_key_value_heads"] * head
+    return {"max_model_len": length, "kv_cache_memory_bytes": (length + KV_TOKENS) * bytes_per_token}
 
 
 def _check(folder: Path) -> None:
