@@ -29,6 +29,7 @@ MAX_POSITIONS = 32768
 ENGINE: Mapping[str, Any] = {
     "block_size": 32,
     "enforce_eager": True,
+    "max_num_batched_tokens": 2048,
     "max_num_seqs": 8,
     "disable_log_stats": True,
 }
@@ -61,7 +62,7 @@ def _stages(folder: Path) -> tuple[StageSpec, ...]:
             engine_args={
                 **engine,
                 **kv_pool(thinker, min(thinker["max_position_embeddings"], MAX_POSITIONS), dtype),
-                "mm_encoder_tp_mode": "weights",
+                "skip_mm_profiling": True,
             },
             sampling=THINKER_SAMPLING,
             constraints={"stop_token_ids": [chat_ids(folder).im_end]},
