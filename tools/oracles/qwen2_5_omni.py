@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +214,44 @@ class Reference:
             wave = self.wave(codes[first : end + AHEAD], voice, first)
             parts.append(wave[(start - first) * 480 : (end - first) * 480])
         return torch.cat(parts)
+
+
+def speaker(checkpoint: str) -> Callable[[list[dict[str, Any]]], list[list[list[int]]]]:
+    """For ``speak.py``: the model's own generate, waveform included, with nothing looked at but the codes."""
+    folder = Path(checkpoint)
+    processor = AutoProcessor.from_pretrained(folder, use_fast=False)
+    model = Qwen2_5OmniForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
+    ends = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))["eos_token_id"]
+    inner, said = model.talker.generate, {}
+
+    def generate(**given: Any) -> torch.Tensor:
+        said["codes"], said["prompt"] = inner(**given), given["input_ids"].shape[1]
+        return said["codes"]
+
+    model.talker.generate = generate
+
+    def answer(prompts: list[dict[str, Any]]) -> list[list[list[int]]]:
+        (prompt,) = prompts  # its generate takes no batch
+        messages = [
+            {"role": "system", "content": [{"type": "text", "text": SYSTEM}]},
+            {"role": "user", "content": [{"type": "text", "text": prompt["text"]}]},
+        ]
+        text = processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        model.generate(
+            **processor(text=text, return_tensors="pt"),
+            speaker=prompt["voice"],
+            thinker_max_new_tokens=prompt["tokens"] + 1,
+            thinker_do_sample=False,
+            thinker_eos_token_id=ends,
+            talker_max_new_tokens=prompt["frames"],
+            talker_do_sample=False,
+            talker_top_k=None,
+            talker_top_p=None,
+            talker_temperature=None,
+        )
+        return [[[code] for code in said["codes"][0, said["prompt"] :].tolist() if code < CODEC_END]]
+
+    return answer
 
 
 def golden(reference: Reference, name: str, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:

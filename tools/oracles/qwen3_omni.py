@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -206,6 +206,38 @@ class Reference:
     def decode(self, codes: torch.Tensor, chunk: int, context: int) -> torch.Tensor:
         """``codes [frames, Q]`` in chunks: ``[samples]``."""
         return self.model.code2wav.chunked_decode(codes.T[None], chunk, context).reshape(-1)
+
+
+def speaker(checkpoint: str) -> Callable[[list[dict[str, Any]]], list[list[list[int]]]]:
+    """For ``speak.py``: the model's own generate, waveform included, with nothing looked at but the codes."""
+    reference = Reference(Path(checkpoint))
+    model, end = reference.model, reference.model.config.im_end_token_id
+    vocode, said = model.code2wav.chunked_decode, {}
+
+    def chunked_decode(codes: torch.Tensor, *given: Any, **options: Any) -> torch.Tensor:
+        said["codes"] = codes
+        return vocode(codes, *given, **options)
+
+    model.code2wav.chunked_decode = chunked_decode
+
+    @torch.inference_mode()
+    def answer(prompts: list[dict[str, Any]]) -> list[list[list[int]]]:
+        (prompt,) = prompts  # its generate is right for one prompt at a time only
+        model.generate(
+            **reference.inputs(Case(user(prompt["text"]))),
+            speaker=prompt["voice"],
+            thinker_max_new_tokens=prompt["tokens"] + 1,
+            thinker_do_sample=False,
+            thinker_eos_token_id=[end],
+            talker_do_sample=False,
+            talker_max_new_tokens=prompt["frames"] + 1,
+            talker_top_k=None,
+            talker_top_p=None,
+            talker_temperature=None,
+        )
+        return [said["codes"][0].T.tolist()]
+
+    return answer
 
 
 def main(checkpoint: Path, out: Path, digest: str) -> None:

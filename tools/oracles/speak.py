@@ -23,7 +23,7 @@ def outside(family: str, checkpoint: str) -> None:
     from run import ORACLES  # type: ignore[import-not-found]
 
     oracle = ORACLES[family]
-    python = str(environment.ensure(oracle.environment, oracle.pins))
+    python = str(environment.ensure(oracle.environment, oracle.pins)) if oracle.environment else sys.executable
     settings = {**os.environ, "OMP_NUM_THREADS": "1"}
     settings.pop("PYTHONPATH", None)
     os.execve(python, [python, str(Path(__file__).resolve()), family, checkpoint, "inside"], settings)

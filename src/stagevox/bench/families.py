@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -34,6 +34,8 @@ from . import report  # noqa: E402
 
 Prompt = Mapping[str, Any]
 
+ALL = 8
+
 
 class Family(NamedTuple):
     """What is spoken, and with how much room."""
@@ -45,10 +47,61 @@ class Family(NamedTuple):
     overrides: Mapping[str, Mapping[str, Any]]
     batches: bool
     """The reference's generate takes several prompts."""
+    tokens: int | None = None
+    """The most of a Thinker's reply; None for a family without one."""
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """Greedy, and no longer than that."""
+        thinker = {} if self.tokens is None else {"thinker": {"temperature": 0.0, "max_tokens": self.tokens}}
+        return {"temperature": 0.0, "max_tokens": self.frames, **thinker}
+
+    def asked(self, prompt: Prompt) -> dict[str, Any]:
+        """A prompt as the reference is given it."""
+        return {**prompt, "frames": self.frames} | ({} if self.tokens is None else {"tokens": self.tokens})
 
 
 _ROOM = {"max_model_len": 256, "max_num_seqs": 8}
+_THINKING = {**_ROOM, "dtype": "float32"}
 FAMILIES = {
+    "qwen2_5_omni": Family(
+        prompts=tuple(
+            {"text": text, "voice": voice}
+            for text, voice in (
+                ("jumps hear quick stage the hear the quick speak runtime", "Ethan"),
+                ("the of jumps hear hello this lazy slowly please jumps fox a test you of lazy stage", "Chelsie"),
+                ("stage over dog what stage jumps of is please hear test jumps do", "Ethan"),
+                ("you fox", "Ethan"),
+                ("jumps hear quick stage the hear the quick speak runtime", "Chelsie"),
+                ("the of jumps hear hello this lazy slowly please jumps fox a test you of lazy stage", "Ethan"),
+                ("stage over dog what stage jumps of is please hear test jumps do", "Chelsie"),
+                ("test picture runtime brown picture you is omni do is", "Chelsie"),
+            )
+        ),
+        frames=60,
+        overrides={"thinker": _THINKING, "talker": _THINKING, "code2wav": _ROOM},
+        batches=False,
+        tokens=24,
+    ),
+    "qwen3_omni": Family(
+        prompts=tuple(
+            {"text": text, "voice": voice}
+            for text, voice in (
+                ("slowly speak of over omni of this the sound brown", "Aiden"),
+                ("runtime", "Ethan"),
+                ("hello world this is a test of the stage", "Chelsie"),
+                ("slowly speak of over omni of this the sound brown", "Ethan"),
+                ("lazy", "Ethan"),
+                ("test this the hear over in brown the do you hello slowly", "Aiden"),
+                ("the quick brown fox jumps over the lazy dog", "Chelsie"),
+                ("what do you see in the picture", "Aiden"),
+            )
+        ),
+        frames=40,
+        overrides={"thinker": _THINKING, "talker": _THINKING, "code2wav": _ROOM},
+        batches=False,
+        tokens=16,
+    ),
     "qwen3_tts": Family(
         prompts=tuple(
             {"text": text, "voice": voice, "language": "English", "instruct": None, "streaming_text": False}
@@ -85,9 +138,9 @@ class Reference:
                 return line[1:].strip()
         raise RuntimeError("the reference ended")
 
-    def speak(self, prompts: Sequence[Prompt], frames: int, *, together: bool = False) -> tuple[float, list[Any]]:
-        """Seconds, and codes by prompt."""
-        asked = [*(["together"] if together else []), *({**prompt, "frames": frames} for prompt in prompts)]
+    def speak(self, family: Family, count: int, *, together: bool = False) -> tuple[float, list[Any]]:
+        """Seconds, and codes by prompt, of the first ``count``."""
+        asked = [*(["together"] if together else []), *map(family.asked, family.prompts[:count])]
         assert self._child.stdin is not None
         self._child.stdin.write(json.dumps(asked) + "\n")
         self._child.stdin.flush()
@@ -139,9 +192,9 @@ def measure(name: str, family: Family, script: Path | None, rounds: int) -> dict
     return {key: report.spread([one[key] for one in found]) for key in found[0]}
 
 
-def _speak(omni: Omni, prompts: Sequence[Prompt], frames: int) -> tuple[float, list[OmniResult]]:
+def _speak(omni: Omni, family: Family, count: int) -> tuple[float, list[OmniResult]]:
     begin = time.perf_counter()
-    results = omni.generate(list(prompts), {"temperature": 0.0, "max_tokens": frames})
+    results = omni.generate(list(family.prompts[:count]), family.sampling)
     seconds = time.perf_counter() - begin
     assert not any(result.error for result in results), [result.error for result in results]
     return seconds, results
@@ -149,16 +202,14 @@ def _speak(omni: Omni, prompts: Sequence[Prompt], frames: int) -> tuple[float, l
 
 def _check(omni: Omni, family: Family, reference: Reference) -> None:
     """Both sides say the same."""
-    for ours, theirs in zip(
-        _speak(omni, family.prompts, family.frames)[1], reference.speak(family.prompts, family.frames)[1], strict=True
-    ):
+    for ours, theirs in zip(_speak(omni, family, ALL)[1], reference.speak(family, ALL)[1], strict=True):
         assert np.array_equal(ours.codes, theirs), "codes differ from the reference's: nothing to compare"
 
 
 def _ours(omni: Omni, family: Family) -> dict[str, float]:
     figures: dict[str, float] = {}
-    for key, prompts in (("alone", family.prompts[:1]), ("eight", family.prompts)):
-        seconds, results = _speak(omni, prompts, family.frames)
+    for key, count in (("alone", 1), ("eight", ALL)):
+        seconds, results = _speak(omni, family, count)
         figures[f"{key}.frames_per_second"] = sum(len(result.codes) for result in results) / seconds
         for stage in results[0].stages:
             if stage.tokens:
@@ -168,12 +219,12 @@ def _ours(omni: Omni, family: Family) -> dict[str, float]:
 
 
 def _both(omni: Omni, family: Family, reference: Reference) -> dict[str, float]:
-    alone, codes = reference.speak(family.prompts[:1], family.frames)
+    alone, codes = reference.speak(family, 1)
     figures = {"alone.reference_frames_per_second": sum(map(len, codes)) / alone}
-    eight, codes = reference.speak(family.prompts, family.frames)
+    eight, codes = reference.speak(family, ALL)
     figures["eight.reference_frames_per_second"] = sum(map(len, codes)) / eight
     if family.batches:
-        batch, codes = reference.speak(family.prompts, family.frames, together=True)
+        batch, codes = reference.speak(family, ALL, together=True)
         figures["eight.reference_batch_frames_per_second"] = sum(map(len, codes)) / batch
     figures |= _ours(omni, family)
     for key in ("alone", "eight"):

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from stagevox.audio.wav import check_writable
 from stagevox.errors import ConfigError
 
 API_KEY_VARIABLE = "STAGEVOX_API_KEY"
@@ -98,6 +97,7 @@ def _add_compare(inner: Any) -> None:
 
 
 def _serve(args: argparse.Namespace) -> int:
+    from stagevox.audio.wav import check_writable
     from stagevox.bench.serve.options import Options
     from stagevox.bench.serve.prompts import read_prompts
     from stagevox.bench.serve.run import run
@@ -157,6 +157,8 @@ def _base_url(args: argparse.Namespace) -> str:
 
 
 def _make_folder(folder: Path) -> None:
+    from stagevox.audio.wav import check_writable
+
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -26,7 +26,7 @@ class _StageTrack:
     def __init__(self, now: float) -> None:
         self.first_at = now
         self.outputs = self.tokens = 0
-        self.times, self.counts = array("d"), array("L")
+        self.times, self.counts = array("d"), array("I")
 
     def add(self, now: float, tokens: int) -> None:
         """Mark an output."""
@@ -37,7 +37,7 @@ class _StageTrack:
         if len(self.times) > MOST_MARKS:
             # The newest stays apart: where marks are joined, the later time counts.
             self.times = self.times[1:-1:2] + self.times[-1:]
-            self.counts = array("L", map(sum, zip(self.counts[:-1:2], self.counts[1:-1:2], strict=True))) + self.counts[-1:]
+            self.counts = array("I", map(sum, zip(self.counts[:-1:2], self.counts[1:-1:2], strict=True))) + self.counts[-1:]
 
 
 class RequestTimings:

@@ -71,6 +71,7 @@ def speak(page, text=TEXT):
     page.fill("#text", text)
     page.click("#speak")
     wait(page, "#download[href]")
+    wait(page, "#timeline tr")  # asked for once all is here
 
 
 def save(page, tmp_path) -> bytes:

@@ -7,6 +7,7 @@ from stagevox.stage.sampling import sampling_params
 
 
 def test_constraints_lie_over_what_the_client_sent():
+    assert sampling_params({"min_tokens": 9}, {"min_tokens": 2}, 100).min_tokens == 9
     params = sampling_params({"temperature": 0.5, "min_tokens": 0}, {"min_tokens": 2}, 100)
     assert (params.temperature, params.min_tokens) == (0.5, 2)
 

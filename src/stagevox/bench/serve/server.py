@@ -65,8 +65,8 @@ def counted(before: Snapshot, after: Snapshot) -> dict[str, float]:
 
 
 async def look_up(http: httpx.AsyncClient, outcomes: list[Outcome]) -> None:
-    """Add to each outcome what the server kept of it. Stops at the first that it kept nothing of."""
-    for outcome in outcomes:
+    """Add to each outcome what the server kept of it, the latest first; stops where it kept nothing."""
+    for outcome in sorted(outcomes, key=lambda one: one.sent_at, reverse=True):
         if outcome.ok and outcome.server_id:
             kept = await _json(http, f"v1/timings/{outcome.server_id}")
             if kept is None:

@@ -9,18 +9,15 @@ from typing import Any
 from stagevox.config.topology import StageSpec, Topology
 from stagevox.contract import StageExecutionType
 
+from ..pools import kv_pool
 from .config import check_checkpoint, read_ids
 from .speakers import speakers_of
 
 NAME = "qwen2_5_omni"
 
-KV_TOKENS = 4096
-"""Positions of the default KV pools beyond one request of full length."""
-
 COMMON: Mapping[str, Any] = {
     "enforce_eager": True,
     "block_size": 32,
-    "gpu_memory_utilization": 0.05,  # the pools are sized in bytes below; this only has to be free when an engine starts
     "max_num_seqs": 8,
     "max_num_batched_tokens": 2048,
     "disable_log_stats": True,
@@ -52,13 +49,14 @@ def stages(folder: Path, config: Any) -> tuple[StageSpec, ...]:
     window of the frames. Windows are best multiples of the vocoder's attention blocks of 12 frames.
     """
     ids = read_ids(folder)
+    thinker, talker = config.thinker_config.text_config, config.talker_config
     bridge = f"{__package__}.bridge"
     return (
         StageSpec(
             name="thinker",
             execution_type=StageExecutionType.AR,
             checkpoint=folder,
-            engine_args={**COMMON, **_pool(config.thinker_config.text_config), "skip_mm_profiling": True},
+            engine_args={**COMMON, **kv_pool(thinker, thinker.max_position_embeddings), "skip_mm_profiling": True},
             sampling={"temperature": 0.0, "max_tokens": 1024},
             constraints={"stop_token_ids": list(ids.text_end)},
             chunk_processor=f"{bridge}:ThinkerReply",
@@ -69,7 +67,7 @@ def stages(folder: Path, config: Any) -> tuple[StageSpec, ...]:
             name="talker",
             execution_type=StageExecutionType.AR,
             checkpoint=folder,
-            engine_args={**COMMON, **_pool(config.talker_config), "skip_tokenizer_init": True},
+            engine_args={**COMMON, **kv_pool(talker, talker.max_position_embeddings), "skip_tokenizer_init": True},
             sampling={
                 "temperature": 0.9,
                 "top_p": 0.8,
@@ -93,6 +91,7 @@ def stages(folder: Path, config: Any) -> tuple[StageSpec, ...]:
                 "dtype": "float32",
                 "max_model_len": 2048,
                 "kv_cache_memory_bytes": 1 << 20,
+                "gpu_memory_utilization": 0.05,
                 "enable_prefix_caching": False,  # ids only hold places: to the cache all requests would look alike
                 "skip_tokenizer_init": True,
             },
@@ -101,11 +100,3 @@ def stages(folder: Path, config: Any) -> tuple[StageSpec, ...]:
             architecture="Qwen2_5OmniToken2Wav",
         ),
     )
-
-
-def _pool(config: Any) -> dict[str, Any]:
-    """Engine arguments for the context of a decoder, and a KV pool that holds one request of that length and some more."""
-    length = config.max_position_embeddings
-    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    bytes_per_token = 2 * 4 * config.num_hidden_layers * config.num_key_value_heads * head
-    return {"max_model_len": length, "kv_cache_memory_bytes": (length + KV_TOKENS) * bytes_per_token}

@@ -13,6 +13,7 @@ from stagevox.contract import StageExecutionType
 from stagevox.errors import CheckpointError
 from stagevox.models.checkpoint import check_tensors, read_tensors
 
+from ..pools import kv_pool
 from .config import CONFIG, accepted_layer, chat_ids, check_codes, codec_ids, read_config
 from .layout import tensor_shapes
 
@@ -22,8 +23,13 @@ THINKER_SAMPLING = {"temperature": 0.0, "max_tokens": 1024}
 TALKER_SAMPLING = {"temperature": 0.9, "top_k": 50, "repetition_penalty": 1.05, "max_tokens": 4096}
 """The defaults of the reference's ``generate``."""
 
+MAX_POSITIONS = 32768
+"""The longest context of Thinker and Talker, unless it is set."""
+
 ENGINE: Mapping[str, Any] = {
+    "block_size": 32,
     "enforce_eager": True,
+    "max_num_batched_tokens": 2048,
     "max_num_seqs": 8,
     "disable_log_stats": True,
 }
@@ -55,9 +61,8 @@ def _stages(folder: Path) -> tuple[StageSpec, ...]:
             architecture="Qwen3OmniThinker",
             engine_args={
                 **engine,
-                "max_model_len": min(thinker["max_position_embeddings"], 32768),
-                "gpu_memory_utilization": 0.7,
-                "mm_encoder_tp_mode": "weights",
+                **kv_pool(thinker, min(thinker["max_position_embeddings"], MAX_POSITIONS), dtype),
+                "skip_mm_profiling": True,
             },
             sampling=THINKER_SAMPLING,
             constraints={"stop_token_ids": [chat_ids(folder).im_end]},
@@ -72,8 +77,7 @@ def _stages(folder: Path) -> tuple[StageSpec, ...]:
             config_part="talker_config",
             engine_args={
                 **engine,
-                "max_model_len": min(talker["max_position_embeddings"], 32768),
-                "gpu_memory_utilization": 0.15,
+                **kv_pool(talker, min(talker["max_position_embeddings"], MAX_POSITIONS), dtype),
                 "skip_tokenizer_init": True,
             },
             sampling=TALKER_SAMPLING,
@@ -93,6 +97,7 @@ def _stages(folder: Path) -> tuple[StageSpec, ...]:
                 **engine,
                 "max_model_len": config["code2wav_config"]["max_position_embeddings"],
                 "gpu_memory_utilization": 0.05,
+                "kv_cache_memory_bytes": 1 << 20,
                 "skip_tokenizer_init": True,
                 "enable_prefix_caching": False,
             },

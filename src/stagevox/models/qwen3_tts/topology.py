@@ -11,6 +11,7 @@ from stagevox.contract import StageExecutionType
 from stagevox.errors import CheckpointError, UnknownModelError
 from stagevox.models.checkpoint import check_tensors, read_json, read_tensors, require
 
+from ..pools import kv_pool
 from .layout import ENCODING, talker_shapes, vocoder_shapes
 
 NAME = "qwen3_tts"
@@ -95,8 +96,6 @@ def _check_ids(path: Path, talker: Mapping[str, Any]) -> None:
 def _stages(folder: Path, talker: Mapping[str, Any]) -> tuple[StageSpec, StageSpec]:
     generation = read_json(folder / "generation_config.json")
     length = min(talker["max_position_embeddings"], MAX_POSITIONS)
-    head = talker.get("head_dim") or talker["hidden_size"] // talker["num_attention_heads"]
-    position = talker["num_hidden_layers"] * 2 * talker["num_key_value_heads"] * head * 4
     bridge = f"{__package__}.bridge"
     return (
         StageSpec(
@@ -105,7 +104,7 @@ def _stages(folder: Path, talker: Mapping[str, Any]) -> tuple[StageSpec, StageSp
             checkpoint=folder,
             config_part="talker_config",
             architecture="Qwen3TTSTalkerForConditionalGeneration",
-            engine_args={**ENGINE, "max_model_len": length, "kv_cache_memory_bytes": max(16 * MIB, 2 * length * position)},
+            engine_args={**ENGINE, **kv_pool(talker, length)},
             sampling={
                 "temperature": generation.get("temperature", 0.9) if generation.get("do_sample", True) else 0.0,
                 "top_k": generation.get("top_k", 50),

@@ -228,3 +228,13 @@ def test_bad_input_is_refused_before_anything_is_sent(bench, capsys, args, named
     except SystemExit as end:
         code = end.code
     assert code == 2
+
+
+def test_a_server_that_has_forgotten_the_first(listen, bench):
+    """Its records are of the latest requests; what they don't know of the others is left out, not guessed."""
+    with listen() as server:
+        server.state.timings._most = 3
+        done = bench(server.url, "--num-prompts", 5, "--max-concurrency", 1)
+    (run,) = done.result["runs"]
+    assert run["completed"] == 5 and run["server_records"] == 3 and run["total_audio_tokens"] is None
+    assert [request["audio_tokens"] is None for request in run["requests"]] == [True, True, False, False, False]
