@@ -18,6 +18,7 @@ from stagevox.observe.timeline import BETWEEN, WAITS
 from stagevox.server.app import create_app
 from stagevox.server.record import RequestRecord
 from stagevox.server.settings import ServerSettings
+from stagevox.stage.messages import Gauges
 from support.scripted_client import ScriptedClient, make_blueprint
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -26,10 +27,12 @@ ROWS = re.findall(r"^\| `(stagevox_\w+)` \| (\w+) \| ?([^|]*?) ?\| ([^|]+) \|$",
 
 
 @pytest.fixture
-def families():
+def families(monkeypatch):
     """What a server's registry has, errors included."""
     registry = CollectorRegistry()
-    app = create_app(ScriptedClient(), make_blueprint(), ServerSettings(registry=registry))
+    client = ScriptedClient()
+    monkeypatch.setattr(client, "gauges", lambda: {"talker": Gauges(refusals={"waiting": 1})})
+    app = create_app(client, make_blueprint(), ServerSettings(registry=registry))
     record = RequestRecord("r", "chat", False, finish_reason="error", error="DeadlineError", finished_at=1.0)
     app.state.server.observers.started(record)
     app.state.server.observers.finished(record)
