@@ -25,6 +25,8 @@ def ahead(request):
 def merged(engine):
     """``merged(model, K)``: a harness with windows of K steps, its books checked after every step."""
 
+    stages = []
+
     def get(model, steps=8, *, spec=None, background=False, **overrides):
         where = {"output_materialisation": "background"} if background else {}
         extras = {"engine_extras": {"multi_step_decode_steps": steps, **where}}
@@ -40,9 +42,12 @@ def merged(engine):
 
         stage.step = checked
         stage.before = stage.engine.multi_step()
+        stages.append(stage)
         return stage
 
-    return get
+    yield get
+    for stage in stages:
+        stage.runner.materialiser.close()  # its thread; the next step of a lent engine starts another
 
 
 def gained(stage, key):

@@ -165,7 +165,7 @@ def test_what_in_an_engine_rules_windows_out(change, reason):
 def test_nan_counts_and_other_platforms_rule_windows_out(monkeypatch):
     assert static_gate(engine()) is None
     with monkeypatch.context() as patch:
-        patch.setenv("VLLM_COMPUTE_NANS_IN_LOGITS", "1")
+        patch.setattr("stagevox.stage.multi_step.gates.envs", SimpleNamespace(VLLM_COMPUTE_NANS_IN_LOGITS=True))
         assert static_gate(engine()) is Refusal.NAN_COUNTS
     other = SimpleNamespace(is_cpu=lambda: False, is_cuda_alike=lambda: False)
     monkeypatch.setattr("stagevox.stage.multi_step.gates.current_platform", other)
