@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import socket
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
@@ -75,6 +76,17 @@ class OnDeath(enum.Enum):
     """The stage is started again; requests that need it are refused meanwhile."""
 
 
+def with_port(address: str) -> str:
+    """``tcp://HOST:*`` with a port that is free now, so that a stage that is started again is found where it was."""
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    if port != "*":
+        return address
+    family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.bind((host.strip("[]"), 0))
+        return f"tcp://{host}:{probe.getsockname()[1]}"
+
+
 class Stream:
     """A request in flight (:class:`stagevox.pipeline.client.RequestStream`)."""
 
@@ -117,13 +129,15 @@ class ProcessClient:
         told_of_death: Callable[[str, str], None] | None = None,
         record_trace: bool = False,
         road: Mapping[str, Any] | None = None,
+        addresses: Mapping[str, str] | None = None,
         stderr: IO[bytes] | None = None,
         engine: str | None = None,
     ) -> None:
         """``deadline`` is how long a request may wait for a stage, ``start_deadline`` how long a stage may load, in seconds.
 
         ``told_of_death`` is called with a stage's name and the cause. ``road`` has fields of
-        :class:`stagevox.connectors.outbox.RoadLimits`; ``stderr`` takes what the stages' processes write; ``engine`` names another
+        :class:`stagevox.connectors.outbox.RoadLimits`; ``addresses`` has the stages that listen on TCP for their chunks, such as
+        ``tcp://127.0.0.1:*``; ``stderr`` takes what the stages' processes write; ``engine`` names another
         class of engine, such as a test's.
         """
         self.blueprint = blueprint
@@ -134,6 +148,7 @@ class ProcessClient:
         self._told_of_death = told_of_death
         self._record = record_trace
         self._road = {"deadline": deadline, **(road or {})}
+        self._addresses = dict(addresses or {})
         self._stderr = stderr
         self._engine = {} if engine is None else {"engine": engine}
         self._streams: dict[str, Stream] = {}
@@ -161,7 +176,7 @@ class ProcessClient:
             ConfigError: settings that a stage refuses.
             StageDiedError: a stage ended, or was not ready in time.
         """
-        self._owner = RoadOwner(self.blueprint.stages)
+        self._owner = RoadOwner(self.blueprint.stages, {name: with_port(at) for name, at in self._addresses.items()})
         self._context = zmq.asyncio.Context()
         try:
             for name in self.blueprint.stages:

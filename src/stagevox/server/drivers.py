@@ -13,8 +13,10 @@ from stagevox.pipeline.stage import Stage
 
 logger = logging.getLogger("stagevox.server")
 
-ROADS = ("auto", "shm")
-"""Values of ``connectors.kind`` for stages with a process each on one host."""
+ROADS = ("auto", "shm", "tcp")
+"""Values of ``connectors.kind`` for stages with a process each, all started on this host."""
+
+LOOPBACK = "tcp://127.0.0.1:*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,14 @@ def process(blueprint: Blueprint, options: DriverOptions) -> OmniClient:
         on_death=OnDeath.RESTART if options.restart else OnDeath.EXIT,
         told_of_death=lambda stage, cause: logger.error("%s: the engine died: %s", stage, cause),
         road={"per_request": effective.value("connectors", "window")},
+        addresses={name: _address(blueprint, name) for name in blueprint.stages} if kind == "tcp" else None,
     )
+
+
+def _address(blueprint: Blueprint, stage: str) -> str:
+    """Where a stage listens for chunks over TCP."""
+    address: str | None = blueprint.effective.value("connectors", "addresses", stage)
+    return address or LOOPBACK
 
 
 def inline(blueprint: Blueprint, options: DriverOptions) -> OmniClient:

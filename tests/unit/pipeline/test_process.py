@@ -276,6 +276,33 @@ def test_a_slow_consumer_gets_every_row_and_holds_its_producer_back():
     run(scenario())
 
 
+@pytest.mark.covers("SV-3")
+def test_chunks_over_tcp_are_the_same_also_to_a_stage_that_was_started_again():
+    async def scenario():
+        addresses = dict.fromkeys(STAGES, "tcp://127.0.0.1:*")
+        pipeline = client(addresses=addresses, on_death=OnDeath.RESTART)
+        await pipeline.start()
+        try:
+            for turn in range(2):
+                texts = ["hello", "x" * 150]
+                for text, (samples, _, end) in zip(
+                    texts, await asyncio.gather(*(say(pipeline, f"{turn}-{len(text)}", text) for text in texts)), strict=True
+                ):
+                    assert end.finish_reason == "stop"
+                    assert np.array_equal(samples, samples_of(text).astype(samples.dtype))
+                await nothing_held(pipeline)
+                os.kill(pipeline.pids()["talker"], signal.SIGKILL)
+                while pipeline.health()["talker"] is StageHealth.READY:
+                    await asyncio.sleep(0.02)
+                while pipeline.health()["talker"] is not StageHealth.READY:
+                    await asyncio.sleep(0.02)
+            assert all(at.startswith("tcp://127.0.0.1:") for at in pipeline._owner.map.addresses.values())
+        finally:
+            await pipeline.close()
+
+    run(scenario())
+
+
 SERVER = """
 import asyncio, sys
 from tests.unit.pipeline.test_process import client, say
