@@ -53,7 +53,10 @@ def add_parser(commands: Any) -> None:
         "--max-body-mib", type=_integer(1), default=32, metavar="N", help="size of a request (default: %(default)s)"
     )
     parser.add_argument(
-        "--deadline", type=_seconds, default=30.0, metavar="S", help="wait for a stage's input (default: %(default)g)"
+        "--deadline",
+        type=_seconds,
+        metavar="S",
+        help="wait for a stage's input (default: the deploy file's deadlines.input, or 30)",
     )
     parser.add_argument("--drain-timeout", type=_seconds, default=30.0, metavar="S", help="after SIGTERM (default: %(default)g)")
     parser.add_argument(
