@@ -170,7 +170,10 @@ def test_counters_that_moved_are_kept(listen, bench):
 
     with listen(client=Client, registry=registry) as server:
         done = bench(server.url, "--num-prompts", 3)
-    assert done.result["runs"][0]["counters"] == {'stagevox_windows_total{stage="talker"}': 6.0}
+    counters = done.result["runs"][0]["counters"]
+    assert counters['stagevox_windows_total{stage="talker"}'] == 6.0
+    assert counters['stagevox_requests_finished_total{endpoint="speech",reason="stop"}'] == 3.0
+    assert not any("stagevox_idle" in name for name in counters)
 
 
 def test_a_rate_is_kept(listen, bench):
