@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from stagevox.bench.families import FAMILIES, Reference, measure
+from stagevox.bench.families import FAMILIES, Family, Reference, measure
 
 SCRIPT = """
 import json, sys
@@ -29,18 +29,26 @@ def script(tmp_path):
 
 
 def test_a_reference_answers_line_by_line(script, tmp_path):
-    prompts = [{"text": "a"}, {"text": "bcd"}]
+    family = Family(({"text": "a"}, {"text": "bcd"}), 3, {}, batches=True)
     with Reference(script, "any", tmp_path) as reference:
-        seconds, codes = reference.speak(prompts, 3)
+        seconds, codes = reference.speak(family, 2)
         assert seconds == 2.0 and [each.tolist() for each in codes] == [[[1, 1]] * 3, [[3, 3]] * 3]
-        assert reference.speak(prompts, 3, together=True)[0] == 0.5
+        assert [each.tolist() for each in reference.speak(family, 1)[1]] == [[[1, 1]] * 3]
+        assert reference.speak(family, 2, together=True)[0] == 0.5
+
+
+def test_a_thinker_is_told_its_limit():
+    family = FAMILIES["qwen3_omni"]
+    assert family.asked(family.prompts[0]) == {**family.prompts[0], "frames": family.frames, "tokens": family.tokens}
+    assert family.sampling["thinker"] == {"temperature": 0.0, "max_tokens": family.tokens}
+    assert "thinker" not in FAMILIES["qwen3_tts"].sampling
 
 
 def test_a_reference_that_ends_is_an_error(tmp_path):
     path = tmp_path / "speak.py"
     path.write_text("print('@ready', flush=True)")
     with Reference(path, "any", tmp_path) as reference, pytest.raises((RuntimeError, BrokenPipeError)):
-        reference.speak([{"text": "a"}], 1)
+        reference.speak(FAMILIES["qwen3_tts"], 1)
 
 
 def test_other_codes_than_the_references_are_not_timed(script):
