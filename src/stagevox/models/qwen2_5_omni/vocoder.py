@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -14,10 +14,14 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
     Qwen2_5OmniToken2WavDiTModel,
 )
 
+from .bigvgan import BigVGAN
 from .flow import Blocks, Condition, Flow
 
 STEPS = 10
 """Points in time, both ends included."""
+
+GROUP = 512
+"""Frames of mel spectrogram that a net takes at once: more are no faster on a CPU, and BigVGAN's published sizes take 0.2 MB each."""
 
 
 def times() -> torch.Tensor:
@@ -39,6 +43,19 @@ def integrate(flow: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], x: tor
     return x
 
 
+def alike(lengths: Sequence[int], most: int) -> list[list[int]]:
+    """Indices of equal lengths together, in groups of up to ``most`` in all; a longer one is alone."""
+    groups: list[list[int]] = []
+    last: dict[int, list[int]] = {}
+    for index, length in enumerate(lengths):
+        group = last.get(length)
+        if group is None or (len(group) + 1) * length > most:
+            group = last[length] = []
+            groups.append(group)
+        group.append(index)
+    return groups
+
+
 class Token2Wav(nn.Module):
     """Both nets; parameter names are those of the checkpoint. Always float32, as the reference demands."""
 
@@ -52,23 +69,39 @@ class Token2Wav(nn.Module):
         self.block: int = config.dit_config.block_size
         self.samples_per_code: int = self.repeats * math.prod(config.bigvgan_config.upsample_rates)
         self._flow: Flow | None = None
+        self._bigvgan: BigVGAN | None = None
         self.float().eval().requires_grad_(False)
 
     def forward(self, windows: Sequence[Condition]) -> list[torch.Tensor]:
         """Each window's ``[T * 480]`` samples."""
-        return [self.code2wav_bigvgan_model(mel.T.unsqueeze(0)).reshape(-1) for mel in self.mels(windows)]
+        if self._bigvgan is None:
+            self._bigvgan = BigVGAN(self.code2wav_bigvgan_model)
+        mels = self.mels(windows)
+        waves: dict[int, torch.Tensor] = {}
+        for group in alike([len(mel) for mel in mels], GROUP):
+            made = self._bigvgan(torch.stack([mels[index].T for index in group]))
+            waves.update(zip(group, made.unbind(), strict=True))
+        return [waves[index] for index in range(len(mels))]
 
     def mels(self, windows: Sequence[Condition]) -> list[torch.Tensor]:
-        """Each window's mel spectrogram ``[T * repeats, mel]``; all in one flow."""
+        """Each window's mel spectrogram ``[T * repeats, mel]``; up to ``GROUP`` frames in one flow, of windows of any length."""
         if self._flow is None:
             self._flow = Flow(self.code2wav_dit_model, self.block)
+        mels: list[torch.Tensor] = []
+        while len(mels) < len(windows):
+            ends = list(accumulate(len(window.noise) for window in windows[len(mels) :]))
+            count = max(1, sum(end <= GROUP for end in ends))
+            mels += self._mels(self._flow, windows[len(mels) : len(mels) + count])
+        return mels
+
+    def _mels(self, flow: Flow, windows: Sequence[Condition]) -> list[torch.Tensor]:
         blocks = Blocks([len(window.noise) for window in windows], self.block, windows[0].noise.device)
         start = windows[0].noise.new_zeros(blocks.rows, self.mel_dim)
         for window, (first, last) in zip(windows, blocks.spans, strict=True):
             start[first:last] = window.noise
-        mel = integrate(self._flow.of(windows, blocks), start, times())
+        mel = integrate(flow.of(windows, blocks), start, times())
         return [mel[first:last] for first, last in blocks.spans]
 
     def refresh(self) -> None:
         """Forget what was made of the weights: they have changed."""
-        self._flow = None
+        self._flow = self._bigvgan = None
