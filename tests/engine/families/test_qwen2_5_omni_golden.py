@@ -6,7 +6,19 @@ import pytest
 from stagevox.errors import BadMediaError, EmptyTextError
 from stagevox.models.qwen2_5_omni.topology import topology
 from support.families import LEAST_MARGIN, omni
-from support.qwen2_5_omni import AR, FAMILY, Answers, check, check_wave, codes_of, frames, greedy, prompt
+from support.qwen2_5_omni import (
+    AR,
+    BATCH_TOLERANCE,
+    FAMILY,
+    Answers,
+    check,
+    check_same,
+    check_wave,
+    codes_of,
+    frames,
+    greedy,
+    prompt,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what vLLM, torch and transformers warn of is theirs
 
@@ -89,12 +101,12 @@ def test_a_seed_speaks_the_same_alone_and_among_others(model, oracle):
     drawn = {"temperature": 0.9, "seed": 7, "code2wav": {"seed": 11}}
     (alone,) = Answers(model, oracle, ["steady"], **drawn).results.values()
     among = Answers(model, oracle, ["steady", "short", "wordy"], **drawn).results["steady"]
-    assert codes_of(alone) == codes_of(among) != frames(oracle.cases["steady"])
-    np.testing.assert_array_equal(alone.audio, among.audio)
+    check_same(among, alone)
+    assert codes_of(alone) != frames(oracle.cases["steady"])
     other = Answers(model, oracle, ["steady"], temperature=0.9, seed=8).results["steady"]
     assert codes_of(other) != codes_of(alone)
     noise = Answers(model, oracle, ["steady"], **{**drawn, "code2wav": {"seed": 12}}).results["steady"]
-    assert codes_of(noise) == codes_of(alone) and not np.array_equal(noise.audio, alone.audio)
+    assert codes_of(noise) == codes_of(alone) and np.abs(noise.audio - alone.audio).max() > 100 * BATCH_TOLERANCE
 
 
 def test_media_that_no_processor_can_read_fail_alone(model, oracle):

@@ -15,6 +15,7 @@ from stagevox.errors import ContractError, MissingStateError
 
 from .config import SAMPLE_RATE as HERTZ
 from .declared import BUFFER
+from .flow import Condition
 from .noise import noise
 from .vocoder import Token2Wav
 
@@ -72,6 +73,7 @@ class Qwen2_5OmniToken2Wav(nn.Module):
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load the vocoder's part of the checkpoint."""
+        self.token2wav.refresh()
         return AutoWeightsLoader(self).load_weights(weights, mapper=self.hf_to_vllm_mapper)
 
     def forward(
@@ -86,12 +88,13 @@ class Qwen2_5OmniToken2Wav(nn.Module):
         **kwargs: Any,
     ) -> OmniOutput:
         """Each request's samples (``WAVEFORM``, in Hz ``SAMPLE_RATE``) and frames (``CODES``) of its new windows."""
-        waves: list[Any] = []
-        frames: list[torch.Tensor] = []
-        for state, (start, end) in zip(model_intermediate_buffer, request_token_spans, strict=True):
-            windows, codes = self._windows(state, end - start), state[CODES_STATE]
-            waves.append(OwnedBatchTensor(torch.cat([self._samples(state, window) for window in windows])))
-            frames.append(torch.cat([codes[window.start : window.end] for window in windows]).unsqueeze(1))
+        rows = [
+            (state, self._windows(state, end - start))
+            for state, (start, end) in zip(model_intermediate_buffer, request_token_spans, strict=True)
+        ]
+        made = iter(self._samples([(state, window) for state, windows in rows for window in windows]))
+        waves: list[Any] = [OwnedBatchTensor(torch.cat([next(made) for _ in windows])) for _, windows in rows]
+        frames = [torch.cat([state[CODES_STATE][w.start : w.end] for w in windows]).unsqueeze(1) for state, windows in rows]
         outputs = {WAVEFORM: waves, CODES: frames, SAMPLE_RATE: [HERTZ] * len(waves)}
         return OmniOutput(torch.zeros(len(positions), 1, device=positions.device), outputs if waves else None)
 
@@ -108,12 +111,21 @@ class Qwen2_5OmniToken2Wav(nn.Module):
                 raise ContractError("forward", f"{window} of {frames} frames")
         return wanted
 
-    def _samples(self, state: Mapping[str, Any], window: Window) -> torch.Tensor:
+    def _samples(self, windows: Sequence[tuple[Mapping[str, Any], Window]]) -> list[torch.Tensor]:
+        """The samples that each window is to yield, ``[480 * wanted frames]``."""
+        if not windows:
+            return []
+        size = self.token2wav.samples_per_code
+        waves = self.token2wav([self._condition(state, window) for state, window in windows])
+        return [
+            wave[(window.start - window.first) * size : (window.end - window.first) * size]
+            for (_, window), wave in zip(windows, waves, strict=True)
+        ]
+
+    def _condition(self, state: Mapping[str, Any], window: Window) -> Condition:
         net = self.token2wav
         device = net.code2wav_dit_model.proj_out.weight.device
         cond, ref_mel = state[VOICE]
-        codes = state[CODES_STATE][window.first : window.last].to(device)
-        rows = noise(state[SEED], window.first * net.repeats, window.last * net.repeats, net.mel_dim).to(device)
-        wave = net(codes, rows, cond.to(device), ref_mel.to(device))
-        before, wanted = (window.start - window.first) * net.samples_per_code, (window.end - window.start) * net.samples_per_code
-        return wave[before : before + wanted].clone()
+        rows = noise(state[SEED], window.first * net.repeats, window.last * net.repeats, net.mel_dim)
+        codes = state[CODES_STATE][window.first : window.last]
+        return Condition(codes.to(device), rows.to(device), cond.to(device), ref_mel.to(device))

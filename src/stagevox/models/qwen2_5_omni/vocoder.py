@@ -1,25 +1,27 @@
-"""Codes to samples: the flow-matching transformer and BigVGAN of ``transformers``, run from noise that the caller hands in."""
+"""Codes to samples: flow matching and BigVGAN over the parameters of ``transformers``, from noise that the caller hands in."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
     Qwen2_5OmniToken2WavBigVGANModel,
     Qwen2_5OmniToken2WavDiTModel,
 )
 
+from .bigvgan import BigVGAN
+from .flow import Blocks, Condition, Flow
+
 STEPS = 10
 """Points in time, both ends included."""
 
-GUIDANCE = 0.5
-"""How far the flow is led away from that of no speaker, no reference and code 0."""
+GROUP = 512
+"""Frames of mel spectrogram that a net takes at once: more are no faster on a CPU, and BigVGAN's published sizes take 0.2 MB each."""
 
 
 def times() -> torch.Tensor:
@@ -41,76 +43,65 @@ def integrate(flow: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], x: tor
     return x
 
 
+def alike(lengths: Sequence[int], most: int) -> list[list[int]]:
+    """Indices of equal lengths together, in groups of up to ``most`` in all; a longer one is alone."""
+    groups: list[list[int]] = []
+    last: dict[int, list[int]] = {}
+    for index, length in enumerate(lengths):
+        group = last.get(length)
+        if group is None or (len(group) + 1) * length > most:
+            group = last[length] = []
+            groups.append(group)
+        group.append(index)
+    return groups
+
+
 class Token2Wav(nn.Module):
     """Both nets; parameter names are those of the checkpoint. Always float32, as the reference demands."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
-        self.code2wav_dit_model = Qwen2_5OmniToken2WavDiTModel._from_config(config.dit_config, attn_implementation="sdpa")
+        self.code2wav_dit_model = Qwen2_5OmniToken2WavDiTModel._from_config(config.dit_config)
         self.code2wav_bigvgan_model = Qwen2_5OmniToken2WavBigVGANModel._from_config(config.bigvgan_config)
         self.repeats: int = config.dit_config.repeats
         self.mel_dim: int = config.dit_config.mel_dim
         self.num_codes: int = config.dit_config.num_embeds + 1
         self.block: int = config.dit_config.block_size
         self.samples_per_code: int = self.repeats * math.prod(config.bigvgan_config.upsample_rates)
-        self._known: dict[Any, Any] = {}
+        self._flow: Flow | None = None
+        self._bigvgan: BigVGAN | None = None
         self.float().eval().requires_grad_(False)
 
-    def forward(self, codes: torch.Tensor, noise: torch.Tensor, cond: torch.Tensor, ref_mel: torch.Tensor) -> torch.Tensor:
-        """``codes [T]``, ``noise [T * repeats, mel]``, ``cond [1, d]``, ``ref_mel [1, frames, mel]`` to ``[T * 480]`` samples."""
-        mel = self.mel(codes.unsqueeze(0), noise.unsqueeze(0), cond, ref_mel)
-        wave: torch.Tensor = self.code2wav_bigvgan_model(mel.permute(0, 2, 1))
-        return wave.reshape(-1)
+    def forward(self, windows: Sequence[Condition]) -> list[torch.Tensor]:
+        """Each window's ``[T * 480]`` samples."""
+        if self._bigvgan is None:
+            self._bigvgan = BigVGAN(self.code2wav_bigvgan_model)
+        mels = self.mels(windows)
+        waves: dict[int, torch.Tensor] = {}
+        for group in alike([len(mel) for mel in mels], GROUP):
+            made = self._bigvgan(torch.stack([mels[index].T for index in group]))
+            waves.update(zip(group, made.unbind(), strict=True))
+        return [waves[index] for index in range(len(mels))]
 
-    def mel(self, codes: torch.Tensor, noise: torch.Tensor, cond: torch.Tensor, ref_mel: torch.Tensor) -> torch.Tensor:
-        """``[1, T]`` codes to the mel spectrogram ``[1, T * repeats, mel]``.
+    def mels(self, windows: Sequence[Condition]) -> list[torch.Tensor]:
+        """Each window's mel spectrogram ``[T * repeats, mel]``; up to ``GROUP`` frames in one flow, of windows of any length."""
+        if self._flow is None:
+            self._flow = Flow(self.code2wav_dit_model, self.block)
+        mels: list[torch.Tensor] = []
+        while len(mels) < len(windows):
+            ends = list(accumulate(len(window.noise) for window in windows[len(mels) :]))
+            count = max(1, sum(end <= GROUP for end in ends))
+            mels += self._mels(self._flow, windows[len(mels) : len(mels) + count])
+        return mels
 
-        What the reference computes anew in each of its 36 evaluations, but is the same in all, is computed once; and what depends on
-        the time alone, once and for all.
-        """
-        dit = self.code2wav_dit_model
-        length = codes.shape[1] * self.repeats
-        speaker = torch.cat([cond.unsqueeze(1).expand(-1, length, -1), cond.new_zeros(1, length, cond.shape[-1])])
-        timbre = dit.input_embed.spk_encoder(torch.cat([ref_mel, torch.zeros_like(ref_mel)]))
-        timbre = timbre.unsqueeze(1).expand(-1, length, -1)
-        text = torch.cat([dit.text_embed(codes), dit.text_embed(codes, drop_code=True)])
-        rope = dit.rotary_embed(text, torch.arange(length, device=codes.device).expand(2, -1))
-        masks = self._masks(length, noise)
+    def _mels(self, flow: Flow, windows: Sequence[Condition]) -> list[torch.Tensor]:
+        blocks = Blocks([len(window.noise) for window in windows], self.block, windows[0].noise.device)
+        start = windows[0].noise.new_zeros(blocks.rows, self.mel_dim)
+        for window, (first, last) in zip(windows, blocks.spans, strict=True):
+            start[first:last] = window.noise
+        mel = integrate(flow.of(windows, blocks), start, times())
+        return [mel[first:last] for first, last in blocks.spans]
 
-        def flow(time: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-            scales, (scale, shift) = self._scales(time, noise)
-            x = dit.input_embed.proj(torch.cat((torch.cat([x, x]), timbre, text, speaker), dim=-1))
-            for block, (shift_in, scale_in, gate_in, shift_mlp, scale_mlp, gate_mlp) in zip(
-                dit.transformer_blocks, scales, strict=True
-            ):
-                mask = masks[block.look_backward_block, block.look_ahead_block]
-                norm = block.attn_norm.norm(x) * scale_in + shift_in
-                x = x + gate_in * block.attn(hidden_states=norm, position_embeddings=rope, attention_mask=mask)
-                x = x + gate_mlp * block.ff(block.ff_norm(x) * scale_mlp + shift_mlp)
-            guided, free = dit.proj_out(dit.norm_out.norm(x) * scale + shift).chunk(2)
-            return guided + (guided - free) * GUIDANCE
-
-        return integrate(flow, noise, times())
-
-    def _masks(self, length: int, like: torch.Tensor) -> dict[tuple[int, int], torch.Tensor]:
-        """For each reach in blocks, back and ahead: 0 where a frame may look, -inf elsewhere; ``[1, 1, length, length]``."""
-        blocks = torch.arange(length, device=like.device) // self.block
-        apart = (blocks - blocks.unsqueeze(1)).view(1, 1, length, length)
-        reaches = {(block.look_backward_block, block.look_ahead_block) for block in self.code2wav_dit_model.transformer_blocks}
-        nothing = like.new_zeros(())
-        return {(back, ahead): torch.where((apart >= -back) & (apart <= ahead), nothing, -math.inf) for back, ahead in reaches}
-
-    def _scales(self, time: torch.Tensor, like: torch.Tensor) -> tuple[list[Any], tuple[torch.Tensor, torch.Tensor]]:
-        """What a point in time scales, shifts and gates by: six of each block, two of the last norm; there are 28 such points."""
-        key = (float(time), like.device)
-        known = self._known.get(key)
-        if known is None:
-            dit = self.code2wav_dit_model
-            embedded = F.silu(dit.time_embed(time.to(like).reshape(1)))
-            scales = []
-            for block in dit.transformer_blocks:
-                parts = block.attn_norm.linear(embedded).unsqueeze(1).chunk(6, dim=-1)
-                scales.append((parts[0], 1 + parts[1], parts[2], parts[3], 1 + parts[4], parts[5]))
-            scale, shift = dit.norm_out.linear(embedded).unsqueeze(1).chunk(2, dim=-1)
-            known = self._known[key] = scales, (1 + scale, shift)
-        return known
+    def refresh(self) -> None:
+        """Forget what was made of the weights: they have changed."""
+        self._flow = self._bigvgan = None
