@@ -15,7 +15,6 @@ from .deploy import PLATFORMS, Path
 from .effective import OVERRIDES, Effective, merge
 from .layer import COMMAND_LINE, Layer, command_line_layer, file_layers
 from .multi_step import resolve_multi_step_steps
-from .objects import load_attribute
 from .sampling import check_sampling
 from .stage_settings import check_devices, check_engine_settings, check_options, checked, model_keys
 from .topology import FrontEnd, Topology
@@ -63,7 +62,7 @@ class Blueprint:
             UnknownOverrideError: a key that isn't there, or not in this block.
             ConfigError: settings that can't work.
         """
-        from stagevox.models.registry import resolve_topology
+        from stagevox.models.registry import front_end_of, resolve_topology
 
         topology = resolve_topology(model)
         strict = _check_names(overrides, [spec.name for spec in topology.stages])
@@ -87,7 +86,7 @@ class Blueprint:
         arguments = {spec.name: effective.overrides(spec.name) for spec in topology.stages}
         return cls(
             laid_over,
-            load_attribute(topology.front_end)(topology.checkpoint),
+            front_end_of(topology),
             {stage: values for stage, values in arguments.items() if values},
             effective,
             topology,

@@ -85,14 +85,24 @@ class FrontEnd(Protocol):
         ...
 
 
+def whole_text(field: str, text: Any) -> str:
+    """``text`` if it is one that can be written as UTF-8; raises :class:`BadParameterError` for half a surrogate pair, or no text."""
+    if not isinstance(text, str):
+        raise BadParameterError(field, f"not a text but a {type(text).__name__}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BadParameterError(field, f"no Unicode text: half a surrogate pair at {error.start}") from None
+    return text
+
+
 def text_of(prompt: Mapping[str, Any], voices: Sequence[str]) -> tuple[str, str | None]:
     """The ``text`` and ``voice`` of a prompt; raises :class:`BadParameterError` for values of another type.
 
     Which voices there are is for the front end to check: it may take aliases.
     """
     text, voice = prompt.get("text"), prompt.get("voice")
-    if not isinstance(text, str):
-        raise BadParameterError("text", f"not a text but a {type(text).__name__}")
+    text = whole_text("text", text)
     if not (voice is None or isinstance(voice, str)):
         raise BadParameterError("voice", f"not a name but a {type(voice).__name__}", voices)
     return text, voice

@@ -6,7 +6,8 @@ Every complaint names the file and the key.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,12 +18,27 @@ SINGLE = "model.safetensors"
 HEADER_LIMIT = 100 << 20
 """Bytes; the format's own limit for a header."""
 
+DTYPES = ("BF16", "F16", "F32", "F64")
+"""Types of weights, as safetensors spells them. vLLM would cast any other one without a word, scales left out."""
+
+LARGEST = (1 << 31) - 1
+"""No size of a model is larger."""
+MOST_LAYERS = 4096
+"""No model has more layers, experts or codebooks; a loop over as many as a damaged file asks for might never end."""
+
+_SIZES = ("_size", "_dim", "_heads", "max_position_embeddings", "d_model", "_sample_rate")
+_COUNTS = ("_layers", "depth", "num_experts", "num_code_groups", "num_quantizers")
+_NAMES = ("tts_model_size",)
+"""End like a size, and are words."""
+
 
 class TensorEntry(NamedTuple):
-    """Where a tensor stands, and its shape."""
+    """Where a tensor stands, its shape and type."""
 
     file: Path
     shape: tuple[int, ...]
+    dtype: str
+    """As safetensors spells it."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -46,6 +62,41 @@ def require(path: Path, value: Mapping[str, Any], *keys: str) -> Any:
     return found
 
 
+def integer(path: Path, value: Mapping[str, Any], *keys: str) -> int:
+    """:func:`require` of an integer; raises :class:`CheckpointError` that names the key if it is something else."""
+    found = require(path, value, *keys)
+    if isinstance(found, bool) or not isinstance(found, int):
+        raise CheckpointError("model", f"{path}: {'.'.join(keys)} is no integer: {found!r:.40}")
+    return found
+
+
+def check_sizes(path: Path, value: Mapping[str, Any], *keys: str) -> None:
+    """Check all sizes and counts of a config, whatever the model: integers of a sensible range, absent or null.
+
+    Raises:
+        CheckpointError: names the file and the key.
+    """
+    for key, found in value.items():
+        at = (*keys, key)
+        limit = MOST_LAYERS if key.endswith(_COUNTS) else LARGEST if key.endswith(_SIZES) and key not in _NAMES else None
+        if limit is None and isinstance(found, Mapping):
+            check_sizes(path, found, *at)
+        if limit is None or found is None or isinstance(found, list):
+            continue
+        if isinstance(found, bool) or not isinstance(found, int) or not 0 <= found <= limit:
+            raise CheckpointError("model", f"{path}: {'.'.join(at)} is {found!r:.40}, no integer of 0 to {limit}")
+
+
+@contextmanager
+def blamed_on(path: Path) -> Iterator[None]:
+    """Turn what a file's values make the block trip over into :class:`CheckpointError`; named errors pass."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise CheckpointError("model", f"{path} has values that can't be used: {reason}") from error
+
+
 def read_header(path: Path) -> dict[str, TensorEntry]:
     """The tensors of one safetensors file."""
     try:
@@ -59,7 +110,7 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
         end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
         if 8 + length + end != size:
             raise ValueError(f"{size} bytes, its header speaks of {8 + length + end}")
-        return {name: TensorEntry(path, tuple(entry["shape"])) for name, entry in header.items()}
+        return {name: TensorEntry(path, tuple(entry["shape"]), str(entry["dtype"])) for name, entry in header.items()}
     except FileNotFoundError:
         raise CheckpointError("model", f"{path} is missing") from None
     except (OSError, ValueError, TypeError, AttributeError, KeyError, IndexError, RecursionError) as error:
@@ -92,7 +143,7 @@ def read_tensors(folder: Path) -> dict[str, TensorEntry]:
 def check_tensors(
     folder: Path, found: Mapping[str, TensorEntry], expected: Mapping[str, Sequence[int]], optional: Iterable[str] = ()
 ) -> None:
-    """Compare what is there with what a model needs: names and shapes, nothing missing, nothing left over.
+    """Compare what is there with what a model needs: names, shapes and floats, nothing missing, nothing left over.
 
     Raises:
         CheckpointError: names the file and the first key that differs.
@@ -103,6 +154,8 @@ def check_tensors(
             raise CheckpointError("model", f"{folder}: no file has tensor {name}")
         if entry.shape != tuple(shape):
             raise CheckpointError("model", f"{entry.file}: tensor {name} has shape {list(entry.shape)}, expected {list(shape)}")
+        if entry.dtype not in DTYPES:
+            raise CheckpointError("model", f"{entry.file}: tensor {name} is of {entry.dtype}", DTYPES)
     extra = sorted(set(found) - set(expected) - set(optional))
     if extra:
         more = f" and {len(extra) - 1} more" if extra[1:] else ""

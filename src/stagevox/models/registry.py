@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from stagevox.config.objects import load_attribute
-from stagevox.config.topology import Topology
+from stagevox.config.topology import FrontEnd, Topology
 from stagevox.errors import UnknownModelError
 
-from .checkpoint import read_json
+from .checkpoint import blamed_on, check_sizes, read_json
 
 ARCHITECTURES = {
     "MiniTalkerForCausalLM": "stagevox.models.mini.talker:MiniTalkerForCausalLM",
@@ -68,9 +68,19 @@ def resolve_topology(model: str | Path) -> Topology:
     config = folder / "config.json"
     if not config.is_file():
         raise UnknownModelError("model", f"{folder} holds no config.json, and no model of a known family", PACKAGED)
-    model_type = read_json(config).get("model_type")
+    values = read_json(config)
+    model_type = values.get("model_type")
     module = FAMILIES.get(str(model_type))
     if module is None:
         raise UnknownModelError("model", f"{config} has model_type {model_type!r}", sorted(FAMILIES))
-    topology: Topology = load_attribute(f"{module}:topology")(folder)
+    check_sizes(config, values)
+    with blamed_on(config):
+        topology: Topology = load_attribute(f"{module}:topology")(folder)
     return topology
+
+
+def front_end_of(topology: Topology) -> FrontEnd:
+    """What checks the prompts of a model; raises :class:`CheckpointError` for files of its folder that can't be used."""
+    with blamed_on(topology.checkpoint):
+        front_end: FrontEnd = load_attribute(topology.front_end)(topology.checkpoint)
+    return front_end

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,12 @@ from vllm.v1.engine.input_processor import InputProcessor
 from stagevox.errors import BadMediaError, BadRequestError
 
 from .vllm_config import first_reason
+
+_NUMBERS = re.compile(r"\[[\[\]\d\s.,e+-]*\]")
+"""A printed array."""
+
+REASON_LENGTH = 200
+"""Characters of what a processor says."""
 
 
 class MediaReader:
@@ -44,7 +51,7 @@ class MediaReader:
         except BadRequestError:
             raise
         except Exception as error:  # whatever a processor trips over, the media are to blame
-            raise BadMediaError(field, f"can't be read: {type(error).__name__}: {first_reason(error)}") from error
+            raise BadMediaError(field, f"can't be read: {_reason(error)}") from error
         assert made.prompt_token_ids is not None
         return list(made.prompt_token_ids), list(made.mm_features or ())
 
@@ -53,3 +60,12 @@ class MediaReader:
         if self._made is None:
             self._made = InputProcessor(self._config)
         return self._made
+
+
+def _reason(error: BaseException) -> str:
+    """What a processor tripped over first: what it raised after that repeats its whole input, numbers and all."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    said = first_reason(error) if isinstance(error, Exception) else str(error)
+    said = _NUMBERS.sub("[...]", said)
+    return f"{type(error).__name__}: {said[:REASON_LENGTH]}"

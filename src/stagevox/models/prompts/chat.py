@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from stagevox.config.topology import whole_text
 from stagevox.errors import BadParameterError, CheckpointError, EmptyTextError, VocabularyError
 
 from ..checkpoint import read_json
@@ -73,12 +74,11 @@ class ChatTokenizer:
 
     def check(self, field: str, text: Any) -> str:
         """A caller's text; raises :class:`BadParameterError` if it is none, :class:`VocabularyError` if it has a special token."""
-        if not isinstance(text, str):
-            raise BadParameterError(field, f"not a text but a {type(text).__name__}")
+        whole = whole_text(field, text)
         for token in self._specials:
-            if token in text:
+            if token in whole:
                 raise VocabularyError(field, f"holds the special token {token}")
-        return text
+        return whole
 
     def messages(self, field: str, given: Any, media: Mapping[str, int]) -> list[dict[str, Any]]:
         """A caller's conversation, checked: roles, parts, and as many places for media as there are media.

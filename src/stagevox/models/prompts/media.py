@@ -18,6 +18,9 @@ FIELDS = {"images": "image", "audios": "audio", "videos": "video"}
 MAX_SIDE = 1 << 14
 """Pixels."""
 
+LOUDEST = 1e6
+"""Largest sample. Louder than full scale is the caller's affair, but the power of what is far beyond it is no float32 any more."""
+
 
 def read_media(prompt: Mapping[str, Any]) -> dict[str, list[Any]]:
     """The media of a prompt by kind, in the order they were given; kinds without any are left out.
@@ -95,6 +98,8 @@ def _audio(field: str, given: Any) -> Any:
         raise BadMediaError(field, "no samples")
     if not np.isfinite(samples).all():
         raise BadMediaError(field, "samples that are no numbers")
+    if np.abs(samples).max() > LOUDEST:
+        raise BadMediaError(field, f"samples beyond {LOUDEST:g}: they belong into -1 to 1")
     samples = samples.astype(np.float32)
     return samples if rate is None else (samples, float(rate))
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stagevox.config.topology import text_of
+from stagevox.config.topology import text_of, whole_text
 from stagevox.errors import BadParameterError, CheckpointError, EmptyTextError, UnknownVoiceError, VocabularyError
-from stagevox.models.checkpoint import read_json, require
+from stagevox.models.checkpoint import integer, read_json, require
 from stagevox.models.qwen3_talker.sampling import RESIDUAL, placeholder
 from stagevox.stage.payload import StageRequest
 
@@ -48,7 +48,7 @@ class Qwen3TTSFrontEnd:
         self.voices = tuple(self._talker["spk_id"])
         self._languages = (AUTO, *(name for name in self._talker["codec_language_id"] if "dialect" not in name))
         speech = checkpoint / "speech_tokenizer" / "config.json"
-        self.sample_rate = int(require(speech, read_json(speech), "output_sample_rate"))
+        self.sample_rate = integer(speech, read_json(speech), "output_sample_rate")
         self._instructed = require(path, config, "tts_model_size") != NO_INSTRUCT
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(checkpoint, local_files_only=True)
@@ -56,7 +56,7 @@ class Qwen3TTSFrontEnd:
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise CheckpointError("model", f"{checkpoint}: the tokenizer can't be read: {reason}") from error
         self._specials = tuple(str(token) for token in self._tokenizer.get_added_vocab())
-        self._marks = TTSTokens(*(int(require(path, config, key)) for key in MARKS))
+        self._marks = TTSTokens(*(integer(path, config, key) for key in MARKS))
         self._check_tokenizer(path, config)
         self._residual = _residual(checkpoint / "generation_config.json")
         self._place = placeholder(self._talker["vocab_size"], self._talker["codec_eos_token_id"])
@@ -74,8 +74,8 @@ class Qwen3TTSFrontEnd:
         voice = self._voice(named)
         language = self._language(prompt.get("language"))
         instruct = prompt.get("instruct")
-        if instruct is not None and not isinstance(instruct, str):
-            raise BadParameterError("instruct", f"not a text but a {type(instruct).__name__}")
+        if instruct is not None:
+            whole_text("instruct", instruct)
         if instruct and not self._instructed:
             raise BadParameterError("instruct", f"a model of size {NO_INSTRUCT!r} follows no instructions")
         streaming = prompt.get("streaming_text", False)

@@ -9,7 +9,7 @@ from typing import Any
 from stagevox.config.topology import StageSpec, Topology
 from stagevox.contract import StageExecutionType
 from stagevox.errors import CheckpointError, UnknownModelError
-from stagevox.models.checkpoint import check_tensors, read_json, read_tensors, require
+from stagevox.models.checkpoint import blamed_on, check_sizes, check_tensors, read_json, read_tensors, require
 
 from ..pools import kv_pool
 from .layout import ENCODING, talker_shapes, vocoder_shapes
@@ -59,12 +59,16 @@ def topology(folder: Path) -> Topology:
         require(path, config, "talker_config", key)
     _check_ids(path, talker)
     speech = folder / "speech_tokenizer"
-    decoder = require(speech / "config.json", read_json(speech / "config.json"), "decoder_config")
+    speech_config = read_json(speech / "config.json")
+    check_sizes(speech / "config.json", speech_config)
+    decoder = require(speech / "config.json", speech_config, "decoder_config")
     if decoder.get("num_quantizers") != talker["num_code_groups"]:
         reason = f"decoder_config.num_quantizers is {decoder.get('num_quantizers')}, the talker makes {talker['num_code_groups']} groups"
         raise CheckpointError("model", f"{speech / 'config.json'}: {reason}")
     try:
-        wanted_talker, wanted_decoder = talker_shapes(talker), vocoder_shapes(decoder)
+        wanted_talker = talker_shapes(talker)
+        with blamed_on(speech / "config.json"):
+            wanted_decoder = vocoder_shapes(decoder)
     except KeyError as error:
         raise CheckpointError("model", f"{folder}: a config lacks {error}") from None
     check_tensors(folder, read_tensors(folder), wanted_talker)

@@ -1,0 +1,24 @@
+"""What a caller is told of media that a processor can't read: the first reason, without the media."""
+
+import numpy as np
+
+from stagevox.stage.media import REASON_LENGTH, _reason
+
+
+def raised():
+    samples = np.sin(np.arange(90)).astype(np.float32)
+    try:
+        try:
+            raise ValueError(f"The audio {samples} (len=90) is\ntoo short, {[[1, 2], [3]]} {list('ab')}")
+        except ValueError as error:
+            raise ValueError(f"Failed to apply the processor on {samples}") from error
+    except ValueError as error:
+        return error
+
+
+def test_the_first_reason_without_its_numbers():
+    assert _reason(raised()) == "ValueError: The audio [...] (len=90) is too short, [...] ['a', 'b']"
+
+
+def test_a_long_reason_is_cut():
+    assert len(_reason(TypeError("x" * 10_000))) == REASON_LENGTH + len("TypeError: ")
