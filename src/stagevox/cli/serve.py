@@ -140,7 +140,7 @@ def run(args: argparse.Namespace) -> int:
                 client,
                 sock,
                 drain_seconds=args.drain_timeout,
-                exit_on_death=args.on_stage_death == "exit",
+                exit_on_death=args.on_stage_death != "stay",  # a stage that can't be started again is dead
                 access_log=args.access_log,
                 on_ready=ready,
             )

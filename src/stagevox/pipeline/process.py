@@ -67,13 +67,19 @@ TICK = 0.05
 """Longest time, in seconds, between two looks at the deadlines while requests are in flight."""
 
 
+MOST_LOADS = 4
+"""Times that a dead stage is loaded again without success before it is given up."""
+PAUSES = (0.0, 1.0, 2.0, 4.0)
+"""Seconds before each of these."""
+
+
 class OnDeath(enum.Enum):
     """What becomes of the pipeline when a stage's process dies while it serves."""
 
     EXIT = "exit"
     """The stage stays dead; whoever runs the server is told and ends it."""
     RESTART = "restart"
-    """The stage is started again; requests that need it are refused meanwhile."""
+    """The stage is started again; requests that need it are refused meanwhile. One that can't be loaded stays dead in the end."""
 
 
 def with_port(address: str) -> str:
@@ -163,6 +169,7 @@ class ProcessClient:
         self._context: zmq.asyncio.Context | None = None
         self._clock_task: asyncio.Task[None] | None = None
         self._generation = 0
+        self._loads = dict.fromkeys(blueprint.stages, 0)
         self._closing = False
         self._watchers: list[Watcher] = []
         self._serving = False
@@ -356,6 +363,7 @@ class ProcessClient:
                 self._tell(RequestFailed(now, req_id, error.to_error()))
             case Ready():
                 self._health[name] = StageHealth.READY
+                self._loads[name] = 0
                 self._tell(StageRevived(now, name))
                 if not self._ready[name].done():
                     self._ready[name].set_result(None)
@@ -367,6 +375,7 @@ class ProcessClient:
     def _ended(self, link: StageLink, cause: ErrorInfo | None) -> None:
         """A stage's process has ended, though nobody asked it to."""
         name, ready = link.name, self._ready[link.name]
+        starting = self._health[name] is StageHealth.STARTING
         why = link.cause() if cause is None else cause.message
         link.close()
         assert self._owner is not None
@@ -383,12 +392,34 @@ class ProcessClient:
             error = StageDiedError(f"{name}: {why}") if cause is None else cause.to_error()
             ready.set_exception(error)
             ready.exception()  # seen: start() may have given up already
-            return
+            if starting:
+                return
         if self._told_of_death is not None:
             self._told_of_death(name, why)
         if self._on_death is OnDeath.RESTART:
-            self._health[name] = StageHealth.RESTARTING
-            self._launch(name)
+            self._load_again(name)
+
+    def _load_again(self, name: str) -> None:
+        """Start a dead stage, after a pause if the last time was no good; it may be killed, or fail, while it loads."""
+        loads = self._loads[name]
+        if loads == MOST_LOADS:
+            return
+        self._loads[name] = loads + 1
+        self._health[name] = StageHealth.RESTARTING
+        asyncio.get_running_loop().call_later(PAUSES[loads], self._load, name)
+
+    def _load(self, name: str) -> None:
+        if self._closing:
+            return
+        self._launch(name)
+        link, ready = self._links[name], self._ready[name]
+
+        def check() -> None:
+            if not ready.done():
+                link.kill()
+
+        late = asyncio.get_running_loop().call_later(self._start_deadline, check)
+        ready.add_done_callback(lambda _: late.cancel())
 
     # -- the orchestrator ---------------------------------------------------------------------------------------------
 

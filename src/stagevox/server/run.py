@@ -21,6 +21,7 @@ from fastapi import FastAPI
 from stagevox.errors import ConfigError, StageDiedError
 from stagevox.pipeline.client import OmniClient, StageHealth
 
+from .door import Door
 from .state import ServerState
 
 logger = logging.getLogger("stagevox.server")
@@ -104,6 +105,7 @@ async def serve(
     signals = _Signals()
     config = uvicorn.Config(
         app,
+        http=Door,
         log_config=None,
         access_log=access_log,
         lifespan="off",

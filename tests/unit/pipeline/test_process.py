@@ -14,9 +14,10 @@ import pytest
 
 from stagevox.contract import WAVEFORM
 from stagevox.errors import BadParameterError, BadRequestError, CapabilityError, DeadlineError, RequestFailedError, StageDiedError
+from stagevox.pipeline import process
 from stagevox.pipeline.client import StageHealth
 from stagevox.pipeline.events import EmitOutput, FinishRequest
-from stagevox.pipeline.process import OnDeath, ProcessClient
+from stagevox.pipeline.process import MOST_LOADS, OnDeath, ProcessClient
 from tests.support.scripted import ENGINE, STAGES, blueprint, samples_of
 
 TEXTS = ["a", "hello", "one two three", "x" * 150]
@@ -228,6 +229,88 @@ def test_a_stage_that_dies_may_be_started_again():
             folder = pipeline._owner.map.folder
             await pipeline.close()
         assert not left_behind(folder)
+
+    run(scenario())
+
+
+async def kill_while_it_loads(pipeline, stage, seen):
+    """Wait for a process of ``stage`` that was not ``seen``, and kill it before it is ready."""
+    while (pid := pipeline.pids()[stage]) in seen:
+        await asyncio.sleep(0.001)
+    seen.add(pid)
+    assert pipeline.health()[stage] is StageHealth.RESTARTING
+    os.kill(pid, signal.SIGKILL)
+
+
+async def becomes(pipeline, stage, health):
+    until = time.monotonic() + 60
+    while pipeline.health()[stage] is not health:
+        assert time.monotonic() < until, f"{stage} is {pipeline.health()[stage]}"
+        await asyncio.sleep(0.02)
+
+
+def test_a_stage_that_dies_again_while_it_loads_is_started_again(monkeypatch):
+    monkeypatch.setattr(process, "PAUSES", (0.0, 0.1, 0.1, 0.1))
+
+    async def scenario():
+        pipeline = client(on_death=OnDeath.RESTART)
+        await pipeline.start()
+        try:
+            for _ in range(2):  # a success counts anew
+                seen = {pipeline.pids()["talker"]}
+                os.kill(*seen, signal.SIGKILL)
+                for _ in range(MOST_LOADS - 1):
+                    await kill_while_it_loads(pipeline, "talker", seen)
+                await becomes(pipeline, "talker", StageHealth.READY)
+                samples, _, _ = await say(pipeline, "after", "x" * 100)
+                assert np.array_equal(samples, samples_of("x" * 100).astype(samples.dtype))
+        finally:
+            folder = pipeline._owner.map.folder
+            await pipeline.close()
+        assert not left_behind(folder)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("how", ["killed", "late"])
+def test_a_stage_that_can_t_be_loaded_again_is_dead_in_the_end(monkeypatch, how):
+    monkeypatch.setattr(process, "PAUSES", (0.0, 0.1, 0.1, 0.1))
+
+    async def scenario():
+        deaths = []
+        pipeline = client(on_death=OnDeath.RESTART, told_of_death=lambda *what: deaths.append(what))
+        await pipeline.start()
+        try:
+            seen = {pipeline.pids()["talker"]}
+            if how == "late":
+                pipeline._start_deadline = 0.1
+            os.kill(*seen, signal.SIGKILL)
+            for _ in range(MOST_LOADS if how == "killed" else 0):
+                await kill_while_it_loads(pipeline, "talker", seen)
+            await becomes(pipeline, "talker", StageHealth.DEAD)
+            assert deaths == [("talker", "killed by SIGKILL")] * (1 + MOST_LOADS)
+            with pytest.raises(StageDiedError):
+                pipeline.submit(pipeline.blueprint.admit("late", "hello", None))
+        finally:
+            folder = pipeline._owner.map.folder
+            await pipeline.close()
+        assert not left_behind(folder)
+
+    run(scenario())
+
+
+def test_closing_while_a_stage_waits_to_be_loaded_again(monkeypatch):
+    monkeypatch.setattr(process, "PAUSES", (0.3, 0.3, 0.3, 0.3))
+
+    async def scenario():
+        pipeline = client(on_death=OnDeath.RESTART)
+        await pipeline.start()
+        dead = pipeline.pids()["talker"]
+        os.kill(dead, signal.SIGKILL)
+        await becomes(pipeline, "talker", StageHealth.RESTARTING)
+        await pipeline.close()
+        await asyncio.sleep(0.5)
+        assert pipeline.pids()["talker"] == dead and not left_behind(pipeline._owner.map.folder)
 
     run(scenario())
 

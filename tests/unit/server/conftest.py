@@ -12,6 +12,7 @@ import pytest
 import uvicorn
 
 from stagevox.server.app import create_app
+from stagevox.server.door import Door
 from stagevox.server.settings import ServerSettings
 from support.scripted_client import ScriptedClient, make_blueprint
 
@@ -59,7 +60,7 @@ def listening(make):
 
     async def main():
         server = box["server"] = make()
-        config = uvicorn.Config(server.app, host="127.0.0.1", port=0, log_level="critical", lifespan="off")
+        config = uvicorn.Config(server.app, http=Door, host="127.0.0.1", port=0, log_level="critical", lifespan="off")
         runner = box["runner"] = uvicorn.Server(config)
         box["loop"] = asyncio.get_running_loop()
         task = asyncio.ensure_future(runner.serve())
