@@ -47,9 +47,9 @@ def shorten(model: Qwen3MoeModel, vllm_config: VllmConfig) -> bool:
 
 
 def linear_of(layer: LinearBase) -> Function:
-    """``layer`` without its bookkeeping, once its weights are processed; only an unsplit one that gives no bias back."""
+    """An unsplit, unquantised CPU layer without its bookkeeping, once its weights are processed; of others ``forward``."""
     if not (hasattr(layer, "cpu_linear") and isinstance(layer.quant_method, UnquantizedLinearMethod) and layer.tp_size == 1):
-        raise ValueError("no plain linear layer on a CPU")
+        return layer.forward
     apply, weight, bias = layer.cpu_linear, layer.weight, layer.bias
 
     def call(x: torch.Tensor) -> torch.Tensor:
