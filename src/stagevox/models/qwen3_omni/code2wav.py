@@ -16,6 +16,7 @@ from stagevox.contract import NUM_COMPUTED_TOKENS, SAMPLE_RATE, WAVEFORM, OmniOu
 from stagevox.errors import ContractError, MissingStateError
 
 from .config import RATE
+from .upsampler import Part, Rows, parts_of, samples
 
 CODES_STATE = "codes"
 """State: LongTensor ``[T, Q]``, all frames so far."""
@@ -37,19 +38,6 @@ def delay(config: Any) -> int:
     """Samples that the net is behind its newest frame: each transposed convolution but the first ones trims a step at each end."""
     rates = tuple(config.upsample_rates)
     return sum(math.prod(rates[index:]) for index in range(len(rates)))
-
-
-def reach(config: Any) -> int:
-    """Frames before a sample's own that the convolutions after the decoder see: kernels of 7, in residual units dilated by 1, 3, 9."""
-    rate, seen = 1, 0.0
-    for factor in config.upsampling_ratios:
-        rate *= factor
-        seen += 6 / rate
-    seen += 6 / rate
-    for factor in config.upsample_rates:
-        rate *= factor
-        seen += (1 + 3 + 9) * 6 / rate
-    return math.ceil(seen + 6 / rate)
 
 
 def samples_of(config: Any, frames: int) -> int:
@@ -78,7 +66,7 @@ class Qwen3OmniCode2Wav(nn.Module):
         self.config = config
         self.up = math.prod([*config.upsample_rates, *config.upsampling_ratios])
         self.delay = delay(config)
-        self.reach = reach(config) + 1  # the delay shifts what a frame's samples see by less than a frame
+        self.parts: list[Part] | None = None
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Zeros ``[n, H]``: ids only hold places, the frames are in the request's state."""
@@ -147,23 +135,16 @@ class Qwen3OmniCode2Wav(nn.Module):
         rows = nn.utils.rnn.pad_sequence(list(codes), batch_first=True).to(net.code_embedding.weight.device)
         hidden = net.code_embedding(rows.transpose(1, 2) + net.code_offset).mean(1)
         hidden = net.pre_transformer(inputs_embeds=hidden).last_hidden_state
-        # Attention sees the whole window, convolutions a few frames: only these go through them again.
-        firsts = [max(piece.first, piece.start - self.reach) for piece in pieces]
-        wave = nn.utils.rnn.pad_sequence(
-            [
-                row[first - piece.first : piece.end - piece.first]
-                for row, first, piece in zip(hidden, firsts, pieces, strict=True)
-            ],
-            batch_first=True,
-        ).transpose(1, 2)
-        for block in [*(part for parts in net.upsample for part in parts), *net.decoder]:
-            wave = block(wave)
-        samples = wave.clamp(min=-1, max=1)[:, 0].float()
-        made = []
-        for row, first, piece in zip(samples, firsts, pieces, strict=True):
-            start, end = (max(0, frame * self.up - self.delay) - first * self.up for frame in (piece.start, piece.end))
-            made.append(row[start:end])
-        return made
+        if self.parts is None:
+            self.parts = parts_of(net)
+        # Where in its window each piece's samples begin and end. Attention sees the whole window, convolutions a few frames of it.
+        bounds = [
+            [max(0, frame * self.up - self.delay) - piece.first * self.up for frame in (piece.start, piece.end)]
+            for piece in pieces
+        ]
+        asked = [Rows(row[: len(each)], start) for row, each, (start, _) in zip(hidden, codes, bounds, strict=True)]
+        made = samples(self.parts, asked)
+        return [row[: end - start] for row, (start, end) in zip(made, bounds, strict=True)]
 
 
 _NO_SAMPLES = torch.zeros(0)

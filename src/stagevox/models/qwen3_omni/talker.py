@@ -17,6 +17,7 @@ from vllm.model_executor.models.qwen3_moe import Qwen3MoeModel
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
 
 from stagevox.errors import MissingStateError
+from stagevox.models.cpu_decoder import shorten
 from stagevox.models.qwen3_talker.code_predictor import CodePredictor
 from stagevox.models.qwen3_talker.hooks import Info, Qwen3TalkerHooks
 from stagevox.models.qwen3_talker.sampling import suppressed
@@ -59,6 +60,8 @@ class Qwen3OmniTalker(nn.Module, Qwen3TalkerHooks, SupportsMRoPE):
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
+        self.shortened: bool | None = None
+        self.vllm_config = vllm_config
         model_config = vllm_config.model_config
         config, text, quant = model_config.hf_config, model_config.hf_text_config, vllm_config.quant_config
         folder = Path(model_config.model)
@@ -96,6 +99,8 @@ class Qwen3OmniTalker(nn.Module, Qwen3TalkerHooks, SupportsMRoPE):
         **kwargs: Any,
     ) -> Any:
         """Hidden states ``[n, H]`` after the last norm; ``positions [3, n]``."""
+        if self.shortened is None:
+            self.shortened = shorten(self.model, self.vllm_config)
         return self.model(input_ids, positions, intermediate_tensors, inputs_embeds)
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:

@@ -10,6 +10,7 @@ from vllm.config import VllmConfig
 from vllm.model_executor.models.qwen3_omni_moe_thinker import Qwen3OmniMoeThinkerForConditionalGeneration
 
 from stagevox.contract import HIDDEN, OmniOutput, OwnedBatchTensor
+from stagevox.models.cpu_decoder import shorten
 
 from .config import accepted_layer
 
@@ -28,6 +29,7 @@ class Qwen3OmniThinker(Qwen3OmniMoeThinkerForConditionalGeneration):
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
+        self.shortened: bool | None = None
         self.set_aux_hidden_state_layers((accepted_layer(Path(vllm_config.model_config.model)),))
         media = [self.config.audio_token_id, self.config.image_token_id, self.config.video_token_id]
         self.register_buffer("media_ids", torch.tensor(media), persistent=False)
@@ -42,6 +44,8 @@ class Qwen3OmniThinker(Qwen3OmniMoeThinkerForConditionalGeneration):
     ) -> Any:
         """An :class:`OmniOutput` on the last pipeline rank; ``input_ids [n]`` come with the embeddings."""
         assert input_ids is not None
+        if self.shortened is None:
+            self.shortened = shorten(self.language_model.model, self.vllm_config)
         if inputs_embeds is None and intermediate_tensors is None:
             inputs_embeds = self.embed_input_ids(input_ids)
         # The layers add to their input in place.

@@ -17,10 +17,11 @@ from vllm.model_executor.layers.linear import (
     ReplicatedLinear,
     RowParallelLinear,
 )
-from vllm.model_executor.layers.rotary_embedding import get_rope
+from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding, get_rope
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
 
 from stagevox.errors import CheckpointError
+from stagevox.models.cpu_decoder import linear_of, silu_and_mul
 from stagevox.models.mini.layers import add_rms_norm, rms_norm
 
 STACKED = {
@@ -61,23 +62,23 @@ class PredictorAttention(nn.Module):
         self.q_norm = RMSNorm(head_dim, eps=config.rms_norm_eps)
         self.k_norm = RMSNorm(head_dim, eps=config.rms_norm_eps)
         self.rope = get_rope(head_dim, config.num_code_groups, rope_parameters=rope_of(config))
-        self._gains: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._plan: tuple[Any, ...] | None = None
 
     def forward(self, positions: torch.Tensor, x: torch.Tensor, cache: torch.Tensor, first: int) -> torch.Tensor:
         """``x [N * n, H]``: positions ``first .. first + n - 1`` of N frames; ``cache [2, N, kv heads, Q, D]`` is written."""
         rows, total, size = cache.shape[1], len(x), self.head_dim
         count = total // rows
         end = first + count
-        if self._gains is None:  # the weights are there, and stay
+        if self._plan is None:  # the weights are there, and stay
             parts = [norm.weight.data.expand(n, -1) for norm, n in ((self.q_norm, self.heads), (self.k_norm, self.kv_heads))]
-            self._gains = torch.cat(parts), torch.ones_like(parts[0][0])
-        gains, ones = self._gains
-        qkv = self.qkv_proj.forward(x)
+            gains = torch.cat(parts), torch.ones_like(parts[0][0])
+            self._plan = *gains, linear_of(self.qkv_proj), linear_of(self.o_proj), self._rotation(x)
+        gains, ones, project_in, project_out, rotate = self._plan
+        qkv = project_in(x)
         turned = (self.heads + self.kv_heads) * size
         # Queries and keys together: what a step costs is calls, not arithmetic.
         qk = rms_norm(qkv[:, :turned].reshape(-1, size), ones, self.q_norm.variance_epsilon).view(total, -1, size).mul_(gains)
-        qk, _ = self.rope.forward(positions, qk.view(total, -1), None)
-        qk = qk.view(rows, count, -1, size).transpose(1, 2)
+        qk = rotate(positions, qk.view(total, -1)).view(rows, count, -1, size).transpose(1, 2)
         cache[0, :, :, first:end] = qk[:, self.heads :]
         cache[1, :, :, first:end] = qkv[:, turned:].view(rows, count, -1, size).transpose(1, 2)
         # More than one position comes at the start only, where the mask is square.
@@ -88,8 +89,21 @@ class PredictorAttention(nn.Module):
             is_causal=first == 0,
             enable_gqa=self.heads != self.kv_heads,
         )
-        projected: torch.Tensor = self.o_proj.forward(out.transpose(1, 2).reshape(total, -1))
+        projected: torch.Tensor = project_out(out.transpose(1, 2).reshape(total, -1))
         return projected
+
+    def _rotation(self, x: torch.Tensor) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+        """A function that turns ``[n, heads * D]`` by positions ``[n]``; of what type ``x`` is."""
+        rope = self.rope
+        if x.is_cpu and type(rope) is RotaryEmbedding:
+            table, rotate = rope.cos_sin_cache.to(x.dtype), torch.ops._C.rotary_embedding.default
+
+            def turn(positions: torch.Tensor, heads: torch.Tensor) -> torch.Tensor:
+                rotate(positions, heads, None, rope.head_size, table, rope.is_neox_style)
+                return heads
+
+            return turn
+        return lambda positions, heads: rope.forward(positions, heads, None)[0]
 
 
 class PredictorMLP(nn.Module):
@@ -105,10 +119,15 @@ class PredictorMLP(nn.Module):
             inner, size, bias=False, quant_config=quant_config, prefix=f"{prefix}.down_proj", return_bias=False
         )
         self.act = SiluAndMul()
+        self._plan: tuple[Any, ...] | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``[n, H]`` to ``[n, H]``."""
-        out: torch.Tensor = self.down_proj.forward(self.act.forward(self.gate_up_proj.forward(x)))
+        if self._plan is None:
+            act = silu_and_mul if x.is_cpu else self.act.forward
+            self._plan = linear_of(self.gate_up_proj), act, linear_of(self.down_proj)
+        spread, act, gather = self._plan
+        out: torch.Tensor = gather(act(spread(x)))
         return out
 
 
@@ -136,10 +155,9 @@ class PredictorDecoder(nn.Module):
         groups = range(config.num_code_groups - 1)
         self.codec_embedding = nn.ModuleList([nn.Embedding(config.vocab_size, embedding_size) for _ in groups])
 
-    def forward(self, x: torch.Tensor, caches: Sequence[torch.Tensor], first: int) -> torch.Tensor:
-        """``x [N, n, H]`` at positions from ``first`` on; hidden states ``[N, H]`` of the last of them, after the norm."""
+    def forward(self, x: torch.Tensor, positions: torch.Tensor, caches: Sequence[torch.Tensor], first: int) -> torch.Tensor:
+        """``x [N, n, H]`` at ``positions [N * n]``, which begin with ``first``; hidden states ``[N, H]`` of the last, normed."""
         rows, count = x.shape[:2]
-        positions = torch.arange(first, first + count, device=x.device).repeat(rows)
         if self._plan is None:
             gains = [layer.input_layernorm.weight.data for layer in self.layers] + [self.norm.weight.data]
             self._plan = (
@@ -185,6 +203,8 @@ class CodePredictor(nn.Module):
                 for group in range(self.groups - 1)
             ]
         )
+        self._heads: list[Callable[[torch.Tensor], torch.Tensor]] | None = None
+        self._known_places: dict[int, list[torch.Tensor]] = {}
         self.small_to_mtp_projection: nn.Module = nn.Identity()
         if config.hidden_size != talker_size:
             self.small_to_mtp_projection = ReplicatedLinear(
@@ -207,13 +227,24 @@ class CodePredictor(nn.Module):
         embeds = [first]
         x, position = torch.stack([hidden, first], dim=1), 0
         slices, project = caches.unbind(), self.small_to_mtp_projection.forward
-        for group, (head, table) in enumerate(zip(self.lm_head, self.model.codec_embedding, strict=True), start=1):
-            last = self.model.forward(project(x), slices, position)
+        if self._heads is None:  # the weights are there, and stay
+            self._heads = [linear_of(head) for head in self.lm_head]
+        places = self._places(hidden)
+        for group, (head, table) in enumerate(zip(self._heads, self.model.codec_embedding, strict=True), start=1):
+            last = self.model.forward(project(x), places[group - 1], slices, position)
             position += x.shape[1]
-            codes.append(pick(head.forward(last), group))
+            codes.append(pick(head(last), group))
             embeds.append(F.embedding(codes[-1], table.weight))
             x = embeds[-1][:, None]
         return torch.stack(codes, dim=1), torch.stack(embeds, dim=1).sum(1)
+
+    def _places(self, hidden: torch.Tensor) -> list[torch.Tensor]:
+        """Positions of ``len(hidden)`` frames in each pass: two a frame in the first one, one in the others."""
+        rows, known = len(hidden), self._known_places
+        if rows not in known:
+            places = torch.arange(self.groups, device=hidden.device)
+            known[rows] = [places[:2].repeat(rows), *places[2:, None].expand(-1, rows).contiguous()]
+        return known[rows]
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load tensors under their published names."""
