@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from vllm.config import VllmConfig
 from vllm.multimodal.inputs import MultiModalFeatureSpec
 from vllm.sampling_params import SamplingParams
@@ -15,8 +16,8 @@ from stagevox.errors import BadMediaError, BadRequestError
 
 from .vllm_config import first_reason
 
-_NUMBERS = re.compile(r"\[[\[\]\d\s.,e+-]*\]")
-"""A printed array."""
+_NUMBERS = re.compile(r"\[[\[\]\d\s.,e+-]{24,}\]")
+"""A printed array; a shape is shorter."""
 
 REASON_LENGTH = 200
 """Characters of what a processor says."""
@@ -43,7 +44,7 @@ class MediaReader:
         field = ", ".join(sorted(media))
         if not self._config.model_config.supports_multimodal_inputs:
             raise BadMediaError(field, f"stage {self._stage} takes text only")
-        prompt: Any = {"prompt_token_ids": prompt_token_ids, "multi_modal_data": dict(media)}
+        prompt: Any = {"prompt_token_ids": prompt_token_ids, "multi_modal_data": {**media, **_pictures(media)}}
         if options:
             prompt["mm_processor_kwargs"] = dict(options)
         try:
@@ -60,6 +61,15 @@ class MediaReader:
         if self._made is None:
             self._made = InputProcessor(self._config)
         return self._made
+
+
+def _pictures(media: Mapping[str, Any]) -> dict[str, Any]:
+    """Pixels ``[height, width, 3]`` as pictures: of an array, processors take a height of 1 or 3 for the number of channels."""
+    from PIL import Image
+
+    if "image" not in media:
+        return {}
+    return {"image": [Image.fromarray(one) if isinstance(one, np.ndarray) else one for one in media["image"]]}
 
 
 def _reason(error: BaseException) -> str:

@@ -63,6 +63,9 @@ def test_a_count_out_of_all_bounds(family, value, copy):
         ("config.json", ("tts_pad_token_id",), "x"),
         ("config.json", ("tts_eos_token_id",), None),
         ("config.json", ("talker_config", "vocab_size"), "x"),
+        ("generation_config.json", ("max_new_tokens",), "x"),
+        ("generation_config.json", ("max_new_tokens",), -1),
+        ("generation_config.json", ("top_k",), -3),
         ("speech_tokenizer/config.json", ("output_sample_rate",), "x"),
         ("speech_tokenizer/config.json", ("decoder_config", "num_hidden_layers"), 10**30),
         ("speech_tokenizer/config.json", ("decoder_config", "latent_dim"), -1),
@@ -126,3 +129,16 @@ def test_half_a_surrogate_pair(family, folders):
 def test_sounds_whose_power_is_no_float(samples, folders):
     with pytest.raises(BadMediaError, match=r"audios\[0\]: samples beyond 1e\+06"):
         Blueprint.of(folders["qwen3_omni"]).admit("a", {"text": "a", "audios": [samples]}, None)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_omni", "qwen3_omni"])
+@pytest.mark.parametrize("rate", [8000, 44_100, 48_000.0, 15_999])
+def test_sounds_of_another_rate(family, rate, folders):
+    """They come to the Thinker at its own rate, each moment where it was."""
+    time = np.arange(round(rate / 2)) / rate
+    tone = (0.5 * np.sin(2 * np.pi * 440 * time)).astype(np.float32)
+    request = Blueprint.of(folders[family]).admit("a", {"text": "a", "audios": [(tone, rate)]}, None)
+    (heard,) = request.first.media["audio"]
+    assert heard.dtype == np.float32 and abs(len(heard) - 8000) <= 1
+    wanted = 0.5 * np.sin(2 * np.pi * 440 * np.arange(len(heard)) / 16_000)
+    np.testing.assert_allclose(heard[400:-400], wanted[400:-400], atol=5e-3)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import io
 import wave
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stagevox.audio.filters import resampled
 from stagevox.errors import BadMediaError, BadParameterError
+
+from ..checkpoint import integer, read_json
 
 FIELDS = {"images": "image", "audios": "audio", "videos": "video"}
 """The prompt's keys, and what vLLM calls the kind of media."""
@@ -18,12 +22,23 @@ FIELDS = {"images": "image", "audios": "audio", "videos": "video"}
 MAX_SIDE = 1 << 14
 """Pixels."""
 
+USUAL_RATE = 16_000
+"""Hz of the sounds that models hear."""
+
 LOUDEST = 1e6
 """Largest sample. Louder than full scale is the caller's affair, but the power of what is far beyond it is no float32 any more."""
 
 
-def read_media(prompt: Mapping[str, Any]) -> dict[str, list[Any]]:
+def sound_rate(checkpoint: Path) -> int:
+    """Samples a second, in Hz, of the sounds that a model hears: what its preprocessor says, or what it takes if that is silent."""
+    path = checkpoint / "preprocessor_config.json"
+    return integer(path, {"sampling_rate": USUAL_RATE, **read_json(path)}, "sampling_rate")
+
+
+def read_media(prompt: Mapping[str, Any], rate: int) -> dict[str, list[Any]]:
     """The media of a prompt by kind, in the order they were given; kinds without any are left out.
+
+    ``rate`` is the model's, of sounds; those of another one are brought to it.
 
     ``images`` are ``[height, width, 3]`` of uint8, PIL images or the bytes of an image file; ``audios`` are float samples
     ``[n]`` at the model's rate, pairs ``(samples, Hz)`` or the bytes of a 16-bit WAV file; ``videos`` are
@@ -40,8 +55,7 @@ def read_media(prompt: Mapping[str, Any]) -> dict[str, list[Any]]:
             continue
         if isinstance(given, str | bytes | Mapping) or not isinstance(given, Sequence):
             raise BadParameterError(field, f"not a sequence but a {type(given).__name__}")
-        read = _READERS[kind]
-        items = [read(f"{field}[{index}]", item) for index, item in enumerate(given)]
+        items = [_read(kind, f"{field}[{index}]", item, rate) for index, item in enumerate(given)]
         if items:
             found[kind] = items
     return found
@@ -77,8 +91,8 @@ def _pixels(field: str, given: Any, dims: int) -> NDArray[np.uint8]:
     return pixels
 
 
-def _audio(field: str, given: Any) -> Any:
-    rate = None
+def _audio(field: str, given: Any, wanted: int) -> NDArray[np.float32]:
+    rate: Any = wanted
     if isinstance(given, bytes):
         given, rate = _wav(field, given)
     elif isinstance(given, tuple):
@@ -86,8 +100,8 @@ def _audio(field: str, given: Any) -> Any:
             given, rate = given
         except ValueError:
             raise BadMediaError(field, f"{len(given)} values, expected samples and their rate in Hz") from None
-        if isinstance(rate, bool) or not isinstance(rate, int | float | np.number) or not 1000 <= rate <= 400_000:
-            raise BadMediaError(field, f"a sample rate of {rate!r} Hz")
+    if isinstance(rate, bool) or not isinstance(rate, int | float | np.number) or not 1000 <= rate <= 400_000:
+        raise BadMediaError(field, f"a sample rate of {rate!r} Hz")
     try:
         samples = np.asarray(given)
     except Exception as error:
@@ -100,8 +114,8 @@ def _audio(field: str, given: Any) -> Any:
         raise BadMediaError(field, "samples that are no numbers")
     if np.abs(samples).max() > LOUDEST:
         raise BadMediaError(field, f"samples beyond {LOUDEST:g}: they belong into -1 to 1")
-    samples = samples.astype(np.float32)
-    return samples if rate is None else (samples, float(rate))
+    # vLLM would do it with torchaudio, which is no dependency of ours.
+    return resampled(np.ascontiguousarray(samples, np.float32), round(rate), wanted)
 
 
 def _wav(field: str, data: bytes) -> tuple[NDArray[np.float32], int]:
@@ -117,8 +131,7 @@ def _wav(field: str, data: bytes) -> tuple[NDArray[np.float32], int]:
     return samples.mean(axis=1, dtype=np.float32) / 32768.0, rate
 
 
-def _video(field: str, given: Any) -> NDArray[np.uint8]:
-    return _pixels(field, given, 4)
-
-
-_READERS: dict[str, Callable[[str, Any], Any]] = {"image": _image, "audio": _audio, "video": _video}
+def _read(kind: str, field: str, given: Any, rate: int) -> NDArray[Any]:
+    if kind == "image":
+        return _image(field, given)
+    return _audio(field, given, rate) if kind == "audio" else _pixels(field, given, 4)

@@ -11,7 +11,7 @@ from stagevox.errors import BadParameterError, EmptyTextError, UnknownVoiceError
 from stagevox.stage.payload import StageRequest
 
 from ..prompts.chat import ChatTokenizer
-from ..prompts.media import FIELDS, read_media
+from ..prompts.media import FIELDS, read_media, sound_rate
 from .config import SAMPLE_RATE, read_config
 from .speakers import speakers_of
 
@@ -47,6 +47,7 @@ class Qwen2_5OmniFrontEnd:
 
     def __init__(self, checkpoint: Path) -> None:
         self._chat = ChatTokenizer(checkpoint, SPECIALS)
+        self._rate = sound_rate(checkpoint)
         self.voices = tuple(speakers_of(checkpoint, read_config(checkpoint)))
 
     def admit(self, req_id: str, prompt: Mapping[str, Any]) -> StageRequest:
@@ -55,7 +56,7 @@ class Qwen2_5OmniFrontEnd:
         Raises:
             BadRequestError: ``field`` names what can't be served.
         """
-        media = read_media(prompt)
+        media = read_media(prompt, self._rate)
         counts = {kind: len(items) for kind, items in media.items()}
         voice = prompt.get("voice")
         if "messages" in prompt:

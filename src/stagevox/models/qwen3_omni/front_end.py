@@ -10,7 +10,7 @@ from stagevox.config.topology import text_of
 from stagevox.errors import BadParameterError, CheckpointError, EmptyTextError, UnknownVoiceError
 from stagevox.models.checkpoint import require
 from stagevox.models.prompts.chat import ChatTokenizer
-from stagevox.models.prompts.media import FIELDS, read_media
+from stagevox.models.prompts.media import FIELDS, read_media, sound_rate
 from stagevox.stage.payload import StageRequest
 
 from .config import CONFIG, RATE, codec_ids, read_config
@@ -52,6 +52,7 @@ class Qwen3OmniFrontEnd:
         self.voices = tuple(sorted(codec_ids(checkpoint).speakers))
         self._default = PUBLISHED_VOICE if PUBLISHED_VOICE in self.voices else self.voices[0]
         self._chat = ChatTokenizer(checkpoint, [token for token, *_ in TOKENS])
+        self._rate = sound_rate(checkpoint)
         config = read_config(checkpoint)
         for token, *keys in TOKENS:
             number = require(checkpoint / CONFIG, config, *keys)
@@ -65,7 +66,7 @@ class Qwen3OmniFrontEnd:
         Raises :class:`UnknownVoiceError`, :class:`EmptyTextError`, :class:`VocabularyError`, :class:`BadParameterError` or
         :class:`BadMediaError`.
         """
-        media = read_media(prompt)
+        media = read_media(prompt, self._rate)
         counts = {kind: len(items) for kind, items in media.items()}
         if prompt.get("messages") is None:
             text, voice = text_of({**prompt, "text": prompt.get("text", "" if media else None)}, self.voices)

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from stagevox.config.sampling import check_sampling
 from stagevox.config.topology import StageSpec, Topology
 from stagevox.contract import StageExecutionType
-from stagevox.errors import CheckpointError, UnknownModelError
+from stagevox.errors import BadParameterError, CheckpointError, UnknownModelError
 from stagevox.models.checkpoint import blamed_on, check_sizes, check_tensors, read_json, read_tensors, require
 
 from ..pools import kv_pool
@@ -32,6 +33,15 @@ MAX_POSITIONS = 4096
 """Of a prompt and its frames, if the model has room for more: some five minutes of speech."""
 
 MIB = 1 << 20
+
+SAMPLING: Mapping[str, tuple[str, Any]] = {
+    "temperature": ("temperature", 0.9),
+    "top_k": ("top_k", 50),
+    "top_p": ("top_p", 1.0),
+    "repetition_penalty": ("repetition_penalty", 1.05),
+    "max_tokens": ("max_new_tokens", 8192),
+}
+"""Sampling parameters, their names in the generation config, and the values where it has none."""
 
 TALKER_FIELDS = (
     *("vocab_size", "text_vocab_size", "hidden_size", "text_hidden_size", "num_hidden_layers", "num_attention_heads"),
@@ -98,7 +108,6 @@ def _check_ids(path: Path, talker: Mapping[str, Any]) -> None:
 
 
 def _stages(folder: Path, talker: Mapping[str, Any]) -> tuple[StageSpec, StageSpec]:
-    generation = read_json(folder / "generation_config.json")
     length = min(talker["max_position_embeddings"], MAX_POSITIONS)
     bridge = f"{__package__}.bridge"
     return (
@@ -109,13 +118,7 @@ def _stages(folder: Path, talker: Mapping[str, Any]) -> tuple[StageSpec, StageSp
             config_part="talker_config",
             architecture="Qwen3TTSTalkerForConditionalGeneration",
             engine_args={**ENGINE, **kv_pool(talker, length)},
-            sampling={
-                "temperature": generation.get("temperature", 0.9) if generation.get("do_sample", True) else 0.0,
-                "top_k": generation.get("top_k", 50),
-                "top_p": generation.get("top_p", 1.0),
-                "repetition_penalty": generation.get("repetition_penalty", 1.05),
-                "max_tokens": generation.get("max_new_tokens", 8192),
-            },
+            sampling=_sampling(folder / "generation_config.json"),
             constraints={"stop_token_ids": [talker["codec_eos_token_id"]], "min_tokens": 2},
             # The frame of a layer-0 code is made in the step that feeds it: each token that counts has its frame.
             extra_token=True,
@@ -131,3 +134,14 @@ def _stages(folder: Path, talker: Mapping[str, Any]) -> tuple[StageSpec, StageSp
             input_adapter=f"{bridge}:Code2WavInput",
         ),
     )
+
+
+def _sampling(path: Path) -> dict[str, Any]:
+    """How layer-0 codes are drawn, from the generation config; what a client may not set, a checkpoint may not either."""
+    generation = read_json(path)
+    found = {key: generation.get(name, usual) for key, (name, usual) in SAMPLING.items()}
+    try:
+        sampling: dict[str, Any] = check_sampling(found, ["talker"]).get("talker", {})
+    except BadParameterError as error:
+        raise CheckpointError("model", f"{path}: {SAMPLING.get(error.field, (error.field,))[0]}: {error}") from None
+    return sampling if generation.get("do_sample", True) else sampling | {"temperature": 0.0}
