@@ -122,7 +122,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--aborts", type=int, default=200)
-    parser.add_argument("--warm-up", type=int, default=100)
+    parser.add_argument("--warm-up", type=int, default=300, help="memory levels off after 200 to 300 (default: %(default)s)")
     parser.add_argument("--concurrency", type=int, default=8)
     parser.add_argument("--growth", type=float, default=0.02, help="most growth of memory, as a share (default: %(default)s)")
     parser.add_argument("server", nargs="*", help="options of stagevox serve, after --")
