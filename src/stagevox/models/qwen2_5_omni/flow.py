@@ -19,6 +19,9 @@ from ..mini.layers import linear
 GUIDANCE = 0.5
 """How far the flow is led away from that of no speaker, no reference and code 0."""
 
+VOICES = 32
+"""References that are remembered."""
+
 GELU = math.sqrt(8 / math.pi)
 
 Linear = Callable[[torch.Tensor], torch.Tensor]
@@ -138,6 +141,7 @@ class Flow:
         self._bias = bias
         self._leave = linear(dit.proj_out.weight, dit.proj_out.bias)
         self._known: dict[float, Any] = {}
+        self._timbres: dict[bytes, torch.Tensor] = {}
 
     def of(self, windows: Sequence[Condition], blocks: Blocks) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
         """The flow of some windows: ``(time, x [rows, mel])`` to what x changes by.
@@ -177,11 +181,22 @@ class Flow:
 
     def _fixed(self, window: Condition) -> tuple[torch.Tensor, torch.Tensor]:
         """What the input's projection adds beside x, guided ``[T * repeats, d]`` and free ``[1, d]``."""
-        timbre = self.dit.input_embed.spk_encoder(torch.cat([window.ref_mel, torch.zeros_like(window.ref_mel)]))
-        guided, free = F.linear(timbre, self._of_timbre, self._bias).split(1)
+        guided, free = self._timbre(window.ref_mel).split(1)
         table = self.dit.text_embed.codec_embed.weight
         text = F.linear(table[window.codes], self._of_text).repeat_interleave(self.dit.repeats, 0)
         return text + (guided + F.linear(window.cond, self._of_speaker)), free + F.linear(table[:1], self._of_text)
+
+    def _timbre(self, ref_mel: torch.Tensor) -> torch.Tensor:
+        """What a reference adds, and what none does: ``[2, d]``. There are few voices; the last ones are remembered by their values."""
+        key = ref_mel.cpu().numpy().tobytes()
+        known = self._timbres.pop(key, None)
+        if known is None:
+            made = self.dit.input_embed.spk_encoder(torch.cat([ref_mel, torch.zeros_like(ref_mel)]))
+            known = F.linear(made, self._of_timbre, self._bias)
+        self._timbres[key] = known
+        if len(self._timbres) > VOICES:
+            del self._timbres[next(iter(self._timbres))]
+        return known
 
     def _scales(self, time: torch.Tensor) -> tuple[list[Any], tuple[torch.Tensor, torch.Tensor]]:
         """What a point in time scales, shifts and gates by: six of each layer, two of the last norm; there are 28 such points."""
