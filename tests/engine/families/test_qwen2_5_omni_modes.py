@@ -107,7 +107,8 @@ def test_one_is_aborted_half_way_among_others(checkpoint, oracle):
         check(oracle, Answers(model, oracle, [gone]))
 
 
-STRESS = Mode(budget=32, blocks=SMALL)
+STRESS = Mode(budget=32, blocks=7)
+"""For a context of 192: six blocks to use."""
 WORDS = ("hello", "world", "what", "do", "you", "see", "hear", "in", "the", "picture", "sound", "quick", "brown", "fox")
 
 
@@ -119,7 +120,7 @@ def test_sixteen_requests_under_stress(checkpoint):
     with engines(checkpoint) as model:
         wanted = [codes_of(result) for result in model.generate(prompts, params)]
     assert len({tuple(codes) for codes in wanted}) == 16 and max(map(len, wanted)) > 80
-    with engines(checkpoint, **STRESS.overrides) as model:
+    with engines(checkpoint, max_model_len=192, **STRESS.overrides) as model:
         for _ in range(2):
             results = model.generate(prompts, params)
             assert [result.error for result in results] == [None] * 16
