@@ -117,7 +117,7 @@ class _Layer:
         turned = made[:, 3 * self.inner :].view(-1, size, 2, self.head).permute(2, 0, 1, 3)
         parts[:2, :, 0].mul_(rope[0]).addcmul_(turned, rope[1])
         seen = parts[1:]
-        if len(neighbours) > 1:
+        if self.back or self.ahead:
             seen = torch.cat([seen if index is None else seen.index_select(1, index) for index in neighbours], dim=3)
         query, (key, value) = parts[0].view(-1, size, self.head), seen.flatten(1, 2)
         scores = torch.bmm(query, key.transpose(1, 2)) if mask is None else torch.baddbmm(mask, query, key.transpose(1, 2))
