@@ -9,12 +9,16 @@ import torch
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed import parallel_state
 
+from stagevox.stage.worker import add_expert_group
+
 
 @contextmanager
 def one_rank(config: VllmConfig | None = None) -> Iterator[None]:
     """A process group of this process alone, unless one is there; layers may be made and called inside."""
     with set_current_vllm_config(config or VllmConfig()), TemporaryDirectory() as folder:
         if parallel_state.model_parallel_is_initialized():
+            if config is not None:
+                add_expert_group(config)
             yield
             return
         file = f"file://{Path(folder) / 'store'}"

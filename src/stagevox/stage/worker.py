@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 import vllm.v1.worker.cpu_worker as cpu_worker
 import vllm.v1.worker.gpu_worker as gpu_worker
 from vllm.config import VllmConfig
+from vllm.distributed import parallel_state
 
 from stagevox.contract import StageExecutionType
 
@@ -29,6 +31,22 @@ def _execution_type(config: VllmConfig) -> StageExecutionType:
     settings = StageSettings.of(config)
     assert settings is not None, "an Omni worker needs a stage's settings in additional_config"
     return settings.execution_type
+
+
+def add_expert_group(config: VllmConfig) -> None:
+    """Make the process group of experts if ``config`` needs one and there is none.
+
+    Engines of one process share the groups that the first one made, and vLLM makes this one only for a model that has experts.
+    """
+    if parallel_state._EP is None and config.model_config is not None and config.model_config.is_moe:
+        world = parallel_state.get_world_group()
+        parallel_state._EP = parallel_state.init_model_parallel_group(
+            [world.ranks],  # a stage is one rank: make_config refuses more
+            world.local_rank,
+            torch.distributed.get_backend(world.device_group),
+            group_name="ep",
+            use_all2all=config.parallel_config.use_all2all,
+        )
 
 
 class _Reports(Upstream):
@@ -66,10 +84,16 @@ class OmniCPUWorker(_Reports, cpu_worker.CPUWorker):
             super().init_device()
         finally:
             cpu_worker.CPUModelRunner = upstream
+        add_expert_group(self.vllm_config)
 
 
 class OmniGPUWorker(_Reports, gpu_worker.Worker):
     """vLLM's GPU worker with our runners."""
+
+    def init_device(self) -> None:
+        """Set up the device."""
+        super().init_device()
+        add_expert_group(self.vllm_config)
 
     def _make_model_runner(self) -> Any:
         return GPU_RUNNERS[_execution_type(self.vllm_config)](self.vllm_config, self.device)

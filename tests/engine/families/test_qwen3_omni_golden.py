@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from vllm.distributed import parallel_state
 
 from oracles.qwen3_omni import CASES, Reference, user
 from stagevox.bench.media import film, picture, tone
 from stagevox.errors import BadMediaError, TextTooLongError
 from stagevox.models.qwen3_omni.topology import topology
+from stagevox.omni import Omni
 from support.families import LEAST_MARGIN, omni
 from support.qwen3_omni import IM_END, WAVE_TOLERANCE, ask, check_codes, check_waveform, expected_ids, params, prompt
 
@@ -63,6 +65,17 @@ def test_alone(model, oracle, name):
     results = ask(model, oracle, [name])
     check_codes(oracle, results, [name])
     check_waveform(oracle, results, [name])
+
+
+def test_beside_a_model_without_experts(checkpoint, oracle, monkeypatch):
+    """Engines of a process share vLLM's process groups, and the first one here has no use for that of experts."""
+    with Omni("mini") as mini:
+        monkeypatch.setattr(parallel_state, "_EP", None)
+        room = {stage: {"max_model_len": 256} for stage in ("thinker", "talker")}
+        with omni(topology(checkpoint(FAMILY)), {**room, "code2wav": {"max_model_len": 128}}) as model:
+            assert parallel_state._EP is not None
+            check_codes(oracle, ask(model, oracle, ["short"]), ["short"])
+        assert len(mini.generate("hello")[0].codes)
 
 
 def test_a_talker_that_ends_at_once_says_nothing(model, oracle):
