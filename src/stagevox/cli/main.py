@@ -34,10 +34,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code.
 
     Without ``argv`` it is this process's own command line, and the process ends here: engines take seconds to shut down in
-    order, and the end of the process frees the same.
+    order, and the end of the process frees the same. With it, the caller's signal handlers stay.
     """
-    _catch_signals()
     if argv is None:
+        _catch_signals()
         _open_closed_streams()
     args = _parser().parse_args(argv)
     code = _run(args)

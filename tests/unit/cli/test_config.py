@@ -21,7 +21,6 @@ pytestmark = [pytest.mark.covers("SV-2"), pytest.mark.filterwarnings("ignore")]
 @pytest.fixture
 def command(fake_model, tmp_path, capfd, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("stagevox.cli.main._catch_signals", lambda: None)
 
     def run(*argv):
         capfd.readouterr()
@@ -153,7 +152,6 @@ class TestMergedSteps:
     def explain(self, tmp_path, capfd, monkeypatch):
         monkeypatch.delenv("VLLM_OMNI_MULTI_STEP_STEPS", raising=False)
         monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr("stagevox.cli.main._catch_signals", lambda: None)
 
         def run(yaml="", *options):
             (tmp_path / "deploy.yaml").write_text(yaml)

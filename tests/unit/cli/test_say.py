@@ -21,14 +21,6 @@ SRC = str(Path(stagevox.__file__).parents[1])
 CONFTEST = Path(__file__).parents[1] / "conftest.py"
 
 
-@pytest.fixture(autouse=True)
-def restored_signals():
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    yield
-    for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
-        signal.signal(number, handler)
-
-
 @pytest.fixture
 def say(fake_model, tmp_path, capfd, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -56,6 +48,12 @@ def test_it_speaks(say, tmp_path):
     with wave.open("speech.wav", "rb") as file:
         assert (file.getnframes(), file.getframerate()) == (15, 100)
     assert files(tmp_path) == ["speech.wav"]
+
+
+def test_a_caller_in_python_keeps_its_signal_handlers(say):
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    assert say("hello")[0] == 0
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
 def test_json_is_one_object_and_nothing_else(say):
@@ -275,7 +273,8 @@ import stagevox.omni
 from stagevox.cli.main import main
 model = fakes.make_fake_model(pytest.MonkeyPatch())
 {body}
-sys.exit(main(["say", "--model", "fake", *{list(argv)!r}]))
+sys.argv = ["stagevox", "say", "--model", "fake", *{list(argv)!r}]
+main()
 """
     env = {**os.environ, "PYTHONPATH": SRC}
     return subprocess.Popen(
