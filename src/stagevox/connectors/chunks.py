@@ -16,6 +16,9 @@ from .base import Chunk, ChunkProcessor
 TOKEN_IDS = "token_ids"
 """Key of a chunk's token ids, a list."""
 
+PROMPT_LENGTH = "prompt_length"
+"""Key of the number of a reply's first rows that are its prompt's."""
+
 LEFT_CONTEXT = "left_context_size"
 """Key of the number of leading rows of a chunk that were shipped before and only give context (EX-9)."""
 
@@ -35,29 +38,55 @@ def torch_concat(blocks: Sequence[Any]) -> Any:
     return torch.cat(list(blocks))
 
 
-class WholeReply(ChunkProcessor):
-    """Ships one chunk when the request ends: all token ids and, per payload key, all rows in order."""
+class _Reply:
+    """What has come of one request and not gone on."""
+
+    __slots__ = ("blocks", "prompt_length", "seq", "token_ids")
+
+    def __init__(self, seq: int = 0, prompt_length: int | None = None) -> None:
+        self.seq = seq
+        self.prompt_length = prompt_length
+        self.token_ids: list[int] = []
+        self.blocks: dict[str, list[Any]] = {}
+
+
+class ReplyRows(ChunkProcessor):
+    """Ships a reply: its token ids and, per payload key, all rows in order. In one chunk at the end, or with ``stream`` as made.
+
+    Rows come of the prompt and of every token that was fed, not of the one that ended the reply. The first chunk says under
+    :data:`PROMPT_LENGTH` how many of them are the prompt's; without any rows it lacks that key.
+    """
 
     requires_token_updates = True
 
-    def __init__(self, checkpoint: Path | None = None, *, concat: Concat = torch_concat) -> None:
+    def __init__(self, checkpoint: Path | None = None, *, stream: bool = False, concat: Concat = torch_concat) -> None:
+        self._stream = stream
         self._concat = concat
-        self._open: dict[str, tuple[list[int], dict[str, list[Any]]]] = {}
+        self._open: dict[str, _Reply] = {}
 
     def push(self, req_id: str, token_ids: list[int], payload: Mapping[str, Any], finish_reason: str | None) -> list[Chunk]:
-        """Keep one step's output; on the last one ship all of it."""
+        """Keep one step's output, and ship what is due."""
         if finish_reason in FAILED:
             self.drop(req_id)
             return []
-        ids, blocks = self._open.setdefault(req_id, ([], {}))
-        ids.extend(token_ids)
+        reply = self._open.setdefault(req_id, _Reply())
+        if payload and reply.prompt_length is None:
+            # The first step that samples: all its rows but those of tokens that were fed in it are the prompt's.
+            reply.prompt_length = len(next(iter(payload.values()))) - max(0, len(token_ids) - 1)
+        reply.token_ids += token_ids
         for key, rows in payload.items():
-            blocks.setdefault(key, []).append(rows)
-        if finish_reason is None:
+            reply.blocks.setdefault(key, []).append(rows)
+        if finish_reason is None and not (self._stream and reply.blocks):
             return []
-        self.drop(req_id)
-        joined = {key: self._concat(rows) for key, rows in blocks.items()}
-        return [Chunk(req_id, 0, True, {TOKEN_IDS: ids, **joined})]
+        data = {TOKEN_IDS: reply.token_ids, **{key: self._concat(rows) for key, rows in reply.blocks.items()}}
+        if reply.seq == 0 and reply.prompt_length is not None:
+            data[PROMPT_LENGTH] = reply.prompt_length
+        chunk = Chunk(req_id, reply.seq, finish_reason is not None, data)
+        if chunk.end:
+            self.drop(req_id)
+        else:
+            self._open[req_id] = _Reply(reply.seq + 1, reply.prompt_length)
+        return [chunk]
 
     def drop(self, req_id: str) -> None:
         """Forget a request."""
@@ -67,6 +96,13 @@ class WholeReply(ChunkProcessor):
     def num_open(self) -> int:
         """Requests that still hold rows here."""
         return len(self._open)
+
+
+class WholeReply(ReplyRows):
+    """The same for a consumer that takes whole replies only."""
+
+    def __init__(self, checkpoint: Path | None = None, *, concat: Concat = torch_concat) -> None:
+        super().__init__(checkpoint, concat=concat)
 
 
 class _Frames:

@@ -8,11 +8,11 @@ from safetensors.torch import load_file
 
 from oracles.qwen3_omni import CASES, Reference
 from stagevox.connectors.base import Chunk
-from stagevox.connectors.chunks import TOKEN_IDS
+from stagevox.connectors.chunks import PROMPT_LENGTH, TOKEN_IDS, ReplyRows
 from stagevox.contract import IS_PREFILL, MROPE_POSITIONS, MTP_INPUTS, NUM_COMPUTED_TOKENS, PROMPT_LEN, RowsAt
 from stagevox.errors import ContractError, MissingStateError, UnknownVoiceError
 from stagevox.models.checkpoint import read_tensors
-from stagevox.models.qwen3_omni.bridge import PROMPT_LENGTH, TalkerInput, ThinkerRows
+from stagevox.models.qwen3_omni.bridge import TalkerInput
 from stagevox.models.qwen3_omni.config import chat_ids, codec_ids
 from stagevox.models.qwen3_omni.talker import HEAD, HEAD_ROWS, REPLY, REPLY_LENGTH, SPEAKER, USER, USER_MEDIA, Qwen3OmniTalker
 from stagevox.models.qwen3_omni.thinker import PLACES, ROWS
@@ -221,7 +221,7 @@ def chunks_of(checkpoint, name, whole, cut=None):
         ([12], {ROWS: rows[len(ids) :][:1], PLACES: reply[:1]}, None),
         ([chat.im_end], {ROWS: rows[len(ids) + 1 :], PLACES: reply[1:]}, "stop"),
     ]
-    processor = ThinkerRows(checkpoint(FAMILY), stream=not whole)
+    processor = ReplyRows(checkpoint(FAMILY), stream=not whole)
     made = [chunk for step in steps for chunk in processor.push("a", *step)]
     assert processor.num_open == 0
     return made, ids, rows, reference, more
@@ -299,7 +299,7 @@ def test_what_can_not_be_spoken(checkpoint):
 
 @pytest.mark.parametrize("reason", ["error", "abort"])
 def test_a_failed_thinker_ships_nothing(checkpoint, reason):
-    processor = ThinkerRows(checkpoint(FAMILY))
+    processor = ReplyRows(checkpoint(FAMILY))
     payload = {ROWS: thinker_rows(4), PLACES: torch.zeros(4, 4, dtype=torch.long)}
     assert processor.push("a", [1], payload, None) == [] and processor.num_open == 1
     assert processor.push("a", [], {}, reason) == [] and processor.num_open == 0

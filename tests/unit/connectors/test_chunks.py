@@ -7,7 +7,7 @@ import random
 import pytest
 
 from stagevox.connectors.base import Chunk
-from stagevox.connectors.chunks import LEFT_CONTEXT, TOKEN_IDS, FrameChunks, WholeReply
+from stagevox.connectors.chunks import LEFT_CONTEXT, PROMPT_LENGTH, TOKEN_IDS, FrameChunks, ReplyRows, WholeReply
 
 
 def join(blocks):
@@ -118,16 +118,48 @@ def test_bad_sizes_are_refused(sizes, context):
         FrameChunks("codes", sizes, context=context)
 
 
+REPLY_STEPS = [
+    ([5], {"hidden": [10, 11], "place": [0, 1]}, None),  # the prompt's rows come with the first token
+    ([6, 7], {"hidden": [12, 13], "place": [2, 3]}, None),
+    ([], {}, None),
+    ([8], {"hidden": [14], "place": [4]}, "length"),
+]
+
+
 @pytest.mark.covers("RT-5")
-def test_whole_reply_is_one_chunk_with_all_ids_and_rows():
-    processor = WholeReply(concat=join)
+@pytest.mark.parametrize("kind", [WholeReply, ReplyRows])
+def test_whole_reply_is_one_chunk_with_all_ids_and_rows(kind):
+    processor = kind(concat=join)
     assert processor.requires_token_updates
-    assert processor.push("a", [], {"hidden": [10, 11]}, None) == []
-    assert processor.push("a", [5], {"hidden": [12]}, None) == []
-    assert processor.push("a", [6, 7], {}, None) == []
-    (chunk,) = processor.push("a", [8], {"hidden": [13]}, "length")
-    assert chunk == Chunk("a", 0, True, {TOKEN_IDS: [5, 6, 7, 8], "hidden": [10, 11, 12, 13]})
+    *before, (chunk,) = [processor.push("a", *step) for step in REPLY_STEPS]
+    assert before == [[], [], []]
+    rows = {"hidden": [10, 11, 12, 13, 14], "place": [0, 1, 2, 3, 4]}
+    assert chunk == Chunk("a", 0, True, {TOKEN_IDS: [5, 6, 7, 8], PROMPT_LENGTH: 2, **rows})
     assert processor.num_open == 0
+
+
+@pytest.mark.covers("RT-5", "RT-6")
+def test_a_reply_as_it_is_made():
+    processor = ReplyRows(stream=True, concat=join)
+    made = [processor.push("a", *step) for step in REPLY_STEPS]
+    assert made == [
+        [Chunk("a", 0, False, {TOKEN_IDS: [5], PROMPT_LENGTH: 2, "hidden": [10, 11], "place": [0, 1]})],
+        [Chunk("a", 1, False, {TOKEN_IDS: [6, 7], "hidden": [12, 13], "place": [2, 3]})],
+        [],
+        [Chunk("a", 2, True, {TOKEN_IDS: [8], "hidden": [14], "place": [4]})],
+    ]
+    assert processor.num_open == 0
+
+
+def test_a_prompt_that_is_followed_by_fed_tokens_in_its_own_step():
+    """Two tokens of one step: the first of them was fed, so the last row isn't the prompt's."""
+    (chunk,) = ReplyRows(concat=join).push("a", [5, 6], {"hidden": [10, 11, 12]}, "stop")
+    assert chunk.data[PROMPT_LENGTH] == 2
+
+
+def test_a_reply_without_rows():
+    (chunk,) = ReplyRows(stream=True, concat=join).push("a", [5], {}, "stop")
+    assert chunk == Chunk("a", 0, True, {TOKEN_IDS: [5]})
 
 
 def test_torch_rows():

@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from stagevox.connectors.base import Chunk
+from stagevox.connectors.chunks import ReplyRows
 from stagevox.contract import CODES, MROPE_POSITIONS, RowsAt, merge_update
 from stagevox.errors import ContractError, UnknownVoiceError
-from stagevox.models.qwen2_5_omni.bridge import Code2WavInput, TalkerCodes, TalkerInput, ThinkerReply
+from stagevox.models.qwen2_5_omni.bridge import Code2WavInput, TalkerCodes, TalkerInput
 from stagevox.models.qwen2_5_omni.code2wav import CODES_STATE, SEED, WINDOWS, Window
 from stagevox.models.qwen2_5_omni.config import read_ids
 from stagevox.models.qwen2_5_omni.noise import noise
@@ -57,8 +58,8 @@ def state_after(adapter, chunks):
 @pytest.mark.covers("RT-2", "TK-1")
 def test_whole_and_in_pieces_come_to_the_same(tiny_qwen2_5_omni, count):
     steps, rows = thinker_steps(list(range(100, 100 + count)))
-    whole, (only,) = state_after(TalkerInput(tiny_qwen2_5_omni), ship(ThinkerReply(tiny_qwen2_5_omni), steps))
-    chunks = ship(ThinkerReply(tiny_qwen2_5_omni, stream=True), steps)
+    whole, (only,) = state_after(TalkerInput(tiny_qwen2_5_omni), ship(ReplyRows(tiny_qwen2_5_omni), steps))
+    chunks = ship(ReplyRows(tiny_qwen2_5_omni, stream=True), steps)
     assert len(chunks) == count
     pieces, inputs = state_after(TalkerInput(tiny_qwen2_5_omni), chunks)
     for key in (PROMPT_ROWS, REPLY_ROWS):
@@ -78,7 +79,7 @@ def test_whole_and_in_pieces_come_to_the_same(tiny_qwen2_5_omni, count):
 def test_readiness_follows_the_rows(tiny_qwen2_5_omni):
     """Generated position k is ready with row k of the reply, and all of them at its end."""
     steps, _ = thinker_steps(list(range(100, 106)))
-    _, inputs = state_after(TalkerInput(tiny_qwen2_5_omni), ship(ThinkerReply(tiny_qwen2_5_omni, stream=True), steps))
+    _, inputs = state_after(TalkerInput(tiny_qwen2_5_omni), ship(ReplyRows(tiny_qwen2_5_omni, stream=True), steps))
     assert [(bool(given.prompt_token_ids), given.ready, given.end) for given in inputs] == [
         (False, None, False),
         (True, LENGTH + 2, False),
@@ -92,7 +93,7 @@ def test_readiness_follows_the_rows(tiny_qwen2_5_omni):
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_reply_of_nothing_but_its_end_is_skipped(tiny_qwen2_5_omni, stream):
     steps, _ = thinker_steps([642])
-    (chunk,) = ship(ThinkerReply(tiny_qwen2_5_omni, stream=stream), steps)
+    (chunk,) = ship(ReplyRows(tiny_qwen2_5_omni, stream=stream), steps)
     adapter = TalkerInput(tiny_qwen2_5_omni)
     assert adapter.accept(REQUEST, chunk).skip
 
@@ -102,7 +103,7 @@ def test_a_cut_reply_speaks_its_last_token(tiny_qwen2_5_omni, stream):
     """The engine samples one token more, so every returned one has a row."""
     steps, rows = thinker_steps([100, 101, 102], rest=0)
     assert steps[-1][0] == [], "the last step's token is thrown away, its row is not"
-    state, _ = state_after(TalkerInput(tiny_qwen2_5_omni), ship(ThinkerReply(tiny_qwen2_5_omni, stream=stream), steps, "length"))
+    state, _ = state_after(TalkerInput(tiny_qwen2_5_omni), ship(ReplyRows(tiny_qwen2_5_omni, stream=stream), steps, "length"))
     assert torch.equal(state[REPLY_ROWS][:-2], rows[LENGTH + 1 : LENGTH + 3])
 
 
@@ -111,7 +112,7 @@ def test_media_positions_go_on_after_their_largest(tiny_qwen2_5_omni):
     steps, _ = thinker_steps([100, 101])
     steps[0][1][TOKENS] = steps[0][1][TOKENS].clone()
     steps[0][1][TOKENS][3, 1:] = torch.tensor([3, 9, 4])
-    state, _ = state_after(TalkerInput(tiny_qwen2_5_omni), ship(ThinkerReply(tiny_qwen2_5_omni), steps))
+    state, _ = state_after(TalkerInput(tiny_qwen2_5_omni), ship(ReplyRows(tiny_qwen2_5_omni), steps))
     positions, delta = state[MROPE_POSITIONS]
     assert positions[:, -2:].tolist() == [[10, 11]] * 3
     assert delta == 12 - (LENGTH + 2)
@@ -123,7 +124,7 @@ def test_salts_tell_conditioning_apart(tiny_qwen2_5_omni):
         steps, _ = thinker_steps(tokens)
         if change:
             steps[1][1][ROWS] = steps[1][1][ROWS] + 1e-3
-        (chunk,) = ship(ThinkerReply(tiny_qwen2_5_omni), steps)
+        (chunk,) = ship(ReplyRows(tiny_qwen2_5_omni), steps)
         request = StageRequest("r", None, options={"voice": voice})
         return TalkerInput(tiny_qwen2_5_omni).accept(request, chunk).cache_salt
 
@@ -132,13 +133,13 @@ def test_salts_tell_conditioning_apart(tiny_qwen2_5_omni):
 
 
 def test_an_unknown_voice_is_told_with_the_known_ones(tiny_qwen2_5_omni):
-    (chunk,) = ship(ThinkerReply(tiny_qwen2_5_omni), thinker_steps([1, 2])[0])
+    (chunk,) = ship(ReplyRows(tiny_qwen2_5_omni), thinker_steps([1, 2])[0])
     with pytest.raises(UnknownVoiceError, match="Chelsie, Ethan"):
         TalkerInput(tiny_qwen2_5_omni).accept(StageRequest("r", None, options={"voice": "Nobody"}), chunk)
 
 
 def test_a_lost_chunk_is_told(tiny_qwen2_5_omni):
-    chunks = ship(ThinkerReply(tiny_qwen2_5_omni, stream=True), thinker_steps([1, 2, 3])[0])
+    chunks = ship(ReplyRows(tiny_qwen2_5_omni, stream=True), thinker_steps([1, 2, 3])[0])
     adapter = TalkerInput(tiny_qwen2_5_omni)
     adapter.accept(REQUEST, chunks[0])
     with pytest.raises(ContractError, match="chunk 2 of r came, 1 was next"):
@@ -224,7 +225,7 @@ def test_noise_is_a_function_of_seed_and_position():
 
 
 def test_a_request_that_ends_in_error_ships_nothing(tiny_qwen2_5_omni):
-    processor = ThinkerReply(tiny_qwen2_5_omni)
+    processor = ReplyRows(tiny_qwen2_5_omni)
     steps, _ = thinker_steps([1, 2])
     assert processor.push("r", *steps[0], None) == []
     assert processor.push("r", [], {}, "error") == [] and processor.num_open == 0

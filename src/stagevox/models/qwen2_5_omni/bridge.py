@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from safetensors import safe_open
 
-from stagevox.connectors.base import Chunk, ChunkProcessor
-from stagevox.connectors.chunks import FAILED, TOKEN_IDS, FrameChunks, torch_concat
+from stagevox.connectors.base import Chunk
+from stagevox.connectors.chunks import PROMPT_LENGTH, FrameChunks
 from stagevox.contract import CODES, MROPE_POSITIONS, RowsAt
 from stagevox.errors import ContractError, UnknownVoiceError
 from stagevox.stage.payload import StageInput, StageRequest
@@ -23,69 +23,8 @@ from .speakers import speakers_of
 from .talker import PROMPT_ROWS, REPLY_ROWS, REPLY_WHOLE
 from .thinker import ROWS, TOKENS
 
-PROMPT_LEN = "prompt_len"
-"""Key of a reply's chunks: positions of the Thinker's prompt."""
-
 NOISE_SEED = 42
 """Of a request that names none."""
-
-
-class _Reply:
-    """What has come of one reply and not gone on."""
-
-    __slots__ = ("parts", "prompt_len", "seq", "tokens")
-
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.parts: dict[str, list[torch.Tensor]] = {ROWS: [], TOKENS: []}
-        self.prompt_len: int | None = None
-        self.seq = 0
-
-
-class ThinkerReply(ChunkProcessor):
-    """Ships the Thinker's tokens and rows: in one chunk at the end, or with ``stream`` what each step made.
-
-    A chunk has :data:`TOKEN_IDS`, ``ROWS [n, E]``, ``TOKENS [n, 4]`` and :data:`PROMPT_LEN`. The rows of all chunks together are
-    those of the prompt and of every token that was fed: not of the one that ended the reply.
-    """
-
-    requires_token_updates = True
-
-    def __init__(self, checkpoint: Path, *, stream: bool = False) -> None:
-        self._stream = stream
-        self._open: dict[str, _Reply] = {}
-
-    def push(self, req_id: str, token_ids: list[int], payload: Mapping[str, Any], finish_reason: str | None) -> list[Chunk]:
-        """Keep one step's output, or ship it."""
-        if finish_reason in FAILED:
-            self.drop(req_id)
-            return []
-        reply = self._open.setdefault(req_id, _Reply())
-        reply.tokens += token_ids
-        if ROWS in payload:
-            if reply.prompt_len is None:  # the first step that samples hands out the whole prompt's rows
-                reply.prompt_len = len(payload[ROWS])
-            for key, parts in reply.parts.items():
-                parts.append(payload[key])
-        if finish_reason is None and not (self._stream and reply.parts[ROWS]):
-            return []
-        data: dict[str, Any] = {TOKEN_IDS: reply.tokens, PROMPT_LEN: reply.prompt_len}
-        data |= {key: torch_concat(parts) for key, parts in reply.parts.items() if parts}
-        chunk = Chunk(req_id, reply.seq, finish_reason is not None, data)
-        reply.seq += 1
-        reply.tokens, reply.parts = [], {ROWS: [], TOKENS: []}
-        if finish_reason is not None:
-            self.drop(req_id)
-        return [chunk]
-
-    def drop(self, req_id: str) -> None:
-        """Forget a request."""
-        self._open.pop(req_id, None)
-
-    @property
-    def num_open(self) -> int:
-        """Requests that still hold rows here."""
-        return len(self._open)
 
 
 class TalkerPrompt(NamedTuple):
@@ -162,7 +101,7 @@ class TalkerInput:
         if chunk.seq != had.seq:
             raise ContractError("TalkerInput", f"chunk {chunk.seq} of {chunk.req_id} came, {had.seq} was next")
         rows, tokens = _joined(had.rows, chunk.data.get(ROWS)), _joined(had.tokens, chunk.data.get(TOKENS))
-        length = had.prompt or chunk.data.get(PROMPT_LEN) or 0
+        length = had.prompt or chunk.data.get(PROMPT_LENGTH) or 0
         if had.sent < 0:
             return self._begin(chunk, voice, _Rows(had.seq + 1, rows, tokens, length, -1))
         new = chunk.data.get(ROWS)

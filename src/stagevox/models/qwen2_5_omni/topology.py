@@ -59,7 +59,7 @@ def stages(folder: Path, config: Any) -> tuple[StageSpec, ...]:
             engine_args={**COMMON, **kv_pool(thinker, thinker.max_position_embeddings), "skip_mm_profiling": True},
             sampling={"temperature": 0.0, "max_tokens": 1024},
             constraints={"stop_token_ids": list(ids.text_end)},
-            chunk_processor=f"{bridge}:ThinkerReply",
+            chunk_processor="stagevox.connectors.chunks:ReplyRows",
             architecture="Qwen2_5OmniThinker",
             extra_token=True,
         ),

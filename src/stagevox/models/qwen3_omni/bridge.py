@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from stagevox.connectors.base import Chunk, ChunkProcessor
-from stagevox.connectors.chunks import FAILED, TOKEN_IDS, FrameChunks
+from stagevox.connectors.base import Chunk
+from stagevox.connectors.chunks import PROMPT_LENGTH, FrameChunks
 from stagevox.contract import CODES, MROPE_POSITIONS, RowsAt
 from stagevox.errors import ConfigError, ContractError, UnknownVoiceError
 from stagevox.models.qwen3_talker.sampling import RESIDUAL, placeholder
@@ -26,9 +25,6 @@ from .config import chat_ids, codec_ids, read_config
 from .talker import HEAD, HEAD_ROWS, REPLY, REPLY_LENGTH, SPEAKER, USER, USER_MEDIA
 from .thinker import PLACES, ROWS
 
-PROMPT_LENGTH = "prompt_length"
-"""Key of a request's first chunk: how many of its rows are the prompt's."""
-
 CHUNK_FRAMES = (4, 12, 24, 48, 96)
 """Frames of a request's first chunks, the last number for all that follow: sound starts after a third of a second."""
 
@@ -37,63 +33,6 @@ WINDOW_FRAMES, LEFT_CONTEXT = 300, 25
 
 RESIDUAL_SAMPLING = {"temperature": 1.0, "top_k": 50, "top_p": 0.8}
 """How the reference draws residual codes where the Talker samples."""
-
-
-@dataclass(slots=True)
-class _Reply:
-    """A Thinker request whose rows are being shipped."""
-
-    seq: int = 0
-    prompt_length: int | None = None
-    token_ids: list[int] = field(default_factory=list)
-    rows: list[torch.Tensor] = field(default_factory=list)
-    places: list[torch.Tensor] = field(default_factory=list)
-
-
-class ThinkerRows(ChunkProcessor):
-    """Ships the Thinker's rows and tokens in one chunk at the end; with ``stream`` as they are made."""
-
-    requires_token_updates = True
-
-    def __init__(self, checkpoint: Path, *, stream: bool = False) -> None:
-        self._stream = stream
-        self._open: dict[str, _Reply] = {}
-
-    def push(self, req_id: str, token_ids: list[int], payload: Mapping[str, Any], finish_reason: str | None) -> list[Chunk]:
-        """Keep one step's rows, and ship what is due."""
-        if finish_reason in FAILED:
-            self.drop(req_id)
-            return []
-        reply = self._open.setdefault(req_id, _Reply())
-        if reply.prompt_length is None and ROWS in payload:
-            # The first step that samples: all rows but those of tokens that were fed in it are the prompt's.
-            reply.prompt_length = len(payload[ROWS]) - max(0, len(token_ids) - 1)
-        reply.token_ids += token_ids
-        if ROWS in payload:
-            reply.rows.append(payload[ROWS])
-            reply.places.append(payload[PLACES])
-        if finish_reason is None and not (self._stream and reply.rows):
-            return []
-        data: dict[str, Any] = {TOKEN_IDS: reply.token_ids}
-        if reply.rows:
-            data |= {ROWS: torch.cat(reply.rows), PLACES: torch.cat(reply.places)}
-        if reply.seq == 0:
-            data[PROMPT_LENGTH] = reply.prompt_length
-        chunk = Chunk(req_id, reply.seq, finish_reason is not None, data)
-        if chunk.end:
-            self.drop(req_id)
-        else:
-            self._open[req_id] = _Reply(reply.seq + 1, reply.prompt_length)
-        return [chunk]
-
-    def drop(self, req_id: str) -> None:
-        """Forget a request."""
-        self._open.pop(req_id, None)
-
-    @property
-    def num_open(self) -> int:
-        """Requests that still hold rows here."""
-        return len(self._open)
 
 
 class TalkerInput:

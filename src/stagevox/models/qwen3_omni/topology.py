@@ -66,7 +66,7 @@ def _stages(folder: Path) -> tuple[StageSpec, ...]:
             },
             sampling=THINKER_SAMPLING,
             constraints={"stop_token_ids": [chat_ids(folder).im_end]},
-            chunk_processor=f"{bridge}:ThinkerRows",
+            chunk_processor="stagevox.connectors.chunks:ReplyRows",
             extra_token=True,
         ),
         StageSpec(
