@@ -13,7 +13,8 @@ from stagevox.contract import CODES, NUM_COMPUTED_TOKENS, SAMPLE_RATE, WAVEFORM
 from stagevox.errors import ConfigError, ContractError, MissingStateError
 from stagevox.models.checkpoint import read_tensors
 from stagevox.models.qwen3_omni.bridge import Code2WavInput
-from stagevox.models.qwen3_omni.code2wav import CODES_STATE, WINDOW, Qwen3OmniCode2Wav, samples_of
+from stagevox.models.qwen3_omni.code2wav import Qwen3OmniCode2Wav, samples_of
+from stagevox.models.windows import CODES_STATE, WINDOW
 from stagevox.stage.payload import StageRequest
 
 FAMILY = "qwen3_omni"
@@ -57,7 +58,7 @@ def decode(net, codes, cuts, window):
         made = net(None, torch.arange(end - start), model_intermediate_buffer=[state], request_token_spans=spans)
         (part,), (rate,) = made.multimodal_outputs[WAVEFORM], made.multimodal_outputs[SAMPLE_RATE]
         assert rate == 24_000
-        parts.append(part)
+        parts.append(part.tensor)
         start = end
     return torch.cat(parts)
 
@@ -66,8 +67,8 @@ def test_length(net):
     assert (net.up, net.delay) == (UP, DELAY)
     for count in (1, 2, 9, 10, 11, 47):
         made = decode(net, frames(count), [count], (10, 25))
-        assert len(made) == count * UP - DELAY == samples_of(net.config, count)
-    assert samples_of(net.config, 0) == 0
+        assert len(made) == count * UP - DELAY == samples_of(net.code2wav.config, count)
+    assert samples_of(net.code2wav.config, 0) == 0
 
 
 def test_one_window_is_the_references_whole_waveform(net, reference):
@@ -127,7 +128,7 @@ def test_requests_of_one_step_keep_apart(net):
     for (codes, start, end), samples in zip(asked, made.multimodal_outputs[WAVEFORM], strict=True):
         whole = decode(net, codes, [len(codes)], (10, 25))
         wanted = whole[max(0, start * UP - DELAY) : end * UP - DELAY]
-        torch.testing.assert_close(samples, wanted, atol=TOLERANCE, rtol=0)
+        torch.testing.assert_close(samples.tensor, wanted, atol=TOLERANCE, rtol=0)
 
 
 def test_the_golden_chunks_are_there(net, golden):

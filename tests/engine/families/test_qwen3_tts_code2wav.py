@@ -15,8 +15,9 @@ from stagevox.connectors.base import Chunk
 from stagevox.contract import CODES, NUM_COMPUTED_TOKENS, SAMPLE_RATE, WAVEFORM, OwnedBatchTensor, RowsAt
 from stagevox.errors import CheckpointError, ConfigError, ContractError, MissingStateError
 from stagevox.models.qwen3_tts.bridge import Code2WavInput
-from stagevox.models.qwen3_tts.code2wav import CODES_STATE, WINDOW, Qwen3TTSCode2Wav
+from stagevox.models.qwen3_tts.code2wav import Qwen3TTSCode2Wav
 from stagevox.models.qwen3_tts.config import Qwen3TTSTokenizerConfig
+from stagevox.models.windows import CODES_STATE, WINDOW
 from stagevox.stage.payload import StageRequest
 from support.qwen3_tts import FRAME, TOLERANCE, case, checkpoint, golden, waves
 
@@ -124,9 +125,9 @@ def test_no_border_is_heard(model):
     assert (cut.diff().abs()[borders] - steps[borders]).abs().max() < 2 * TOLERANCE
 
 
-def test_positions_past_the_codes_yield_nothing(model):
-    assert len(run(model, torch.zeros(0, 16, dtype=torch.long), [1], (300, 25))) == 0
-    assert len(run(model, codes_of("two frames"), [2, 1], (300, 25))) == 2 * FRAME
+def test_positions_past_the_codes_raise(model):
+    with pytest.raises(ContractError, match="positions up to 3 are scheduled, codes has 2 frames"):
+        run(model, codes_of("two frames"), [3], (300, 25))
 
 
 def test_missing_or_misshapen_state_raises(model):
@@ -170,7 +171,7 @@ def test_chunks_become_positions():
 def test_an_end_without_frames():
     made = adapter()
     only = made.accept(REQUEST, chunk(0, None, end=True))
-    assert len(only.prompt_token_ids) == 1 and len(only.payload[CODES_STATE].rows) == 0
+    assert only.end and only.prompt_token_ids == [] and not only.payload
     made.accept(REQUEST, chunk(0, codes_of("two frames")))
     assert made.accept(REQUEST, chunk(1, None, end=True)).prompt_token_ids == []
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,7 @@ from vllm.config import VllmConfig
 
 from stagevox.contract import NUM_COMPUTED_TOKENS, SAMPLE_RATE, WAVEFORM, OmniOutput, OwnedBatchTensor
 from stagevox.errors import CheckpointError, ContractError, MissingStateError
+from stagevox.models.vocoder import Vocoder
 
 from .config import MiniCode2WavConfig
 from .layers import Affine, Dense, linear, load_strict, weight
@@ -175,7 +176,7 @@ class MiniCode2WavNet(nn.Module):
         return (positions >= 0).to(self.embedding).unsqueeze(-1)
 
 
-class MiniCode2Wav(nn.Module):
+class MiniCode2Wav(Vocoder):
     """Code2Wav under the phase contract: positions are codec frames, each yields its samples once.
 
     The position axis of a request of T frames is 8 silence frames, the T frames, one silence frame (the bridge adds the
@@ -184,11 +185,10 @@ class MiniCode2Wav(nn.Module):
     same for every split of the axis into spans (to about 1e-6: batch shapes change the order of sums).
     """
 
-    is_attention_free: ClassVar[Literal[True]] = True
-
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
-        super().__init__()
-        self.config: MiniCode2WavConfig = vllm_config.model_config.hf_config
+        config: MiniCode2WavConfig = vllm_config.model_config.hf_config
+        super().__init__(config.hidden_size)
+        self.config = config
         self.code2wav = MiniCode2WavNet(self.config)
         delay, rest = divmod(self.config.delay_samples, self.config.samples_per_code)
         if rest or self.config.samples_per_code != self.config.hop * self.config.upsample:
@@ -197,14 +197,6 @@ class MiniCode2Wav(nn.Module):
             looks = f"the net looks back {self.code2wav.context} frames"
             raise CheckpointError("code2wav", f"left_context_codes is {self.config.left_context_codes}, {looks}")
         self.skip = self.config.warmup_codes + delay
-
-    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Zeros ``[num_tokens, H]``: ids only hold places, the frames are in the request's state."""
-        return torch.zeros(len(input_ids), self.config.hidden_size, device=input_ids.device)
-
-    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """There are none; vLLM's profiling asks for their shape."""
-        return hidden_states.new_zeros(len(hidden_states), self.config.vocab_size)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load all tensors; raises :class:`stagevox.errors.CheckpointError` on any that is missing, extra or misshapen."""

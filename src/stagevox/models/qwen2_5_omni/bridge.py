@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ from stagevox.connectors.base import Chunk
 from stagevox.connectors.chunks import PROMPT_LENGTH, FrameChunks
 from stagevox.contract import CODES, MROPE_POSITIONS, RowsAt
 from stagevox.errors import ContractError, UnknownVoiceError
+from stagevox.models.salt import salt
 from stagevox.stage.payload import StageInput, StageRequest
 
 from ..checkpoint import read_tensors
@@ -131,8 +131,8 @@ class TalkerInput:
         if chunk.end:
             reply = torch.cat([reply, self._prompts.ending(rows)])
             payload |= {REPLY_ROWS: reply, REPLY_WHOLE: True}
-            salt = digest(voice, prompt.rows, reply, prompt.positions[0])
-            return StageInput(prompt_token_ids=prompt.token_ids, payload=payload, cache_salt=salt)
+            cache_salt = salt(voice, prompt.rows, reply, prompt.positions[0])
+            return StageInput(prompt_token_ids=prompt.token_ids, payload=payload, cache_salt=cache_salt)
         payload[REPLY_ROWS] = RowsAt(0, reply)
         self._open[chunk.req_id] = _Rows(have.seq, rows[:1], None, length, len(reply))
         ready = length + 2 + len(reply)
@@ -147,15 +147,6 @@ def _joined(first: torch.Tensor | None, second: torch.Tensor | None) -> torch.Te
     if first is None or second is None:
         return second if first is None else first
     return torch.cat([first, second])
-
-
-def digest(voice: str, *tensors: torch.Tensor) -> str:
-    """A salt for the prefix cache: all that a position's key and value depend on beside its token."""
-    total = hashlib.sha256(voice.encode())
-    for tensor in tensors:
-        total.update(str(tuple(tensor.shape)).encode())
-        total.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return total.hexdigest()
 
 
 class TalkerCodes(FrameChunks):

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 from vllm.config import VllmConfig
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
 
 from stagevox.contract import CODES, NUM_COMPUTED_TOKENS, SAMPLE_RATE, WAVEFORM, OmniOutput, OwnedBatchTensor
 from stagevox.errors import ContractError, MissingStateError
+from stagevox.models.vocoder import Vocoder
 
 from .config import SAMPLE_RATE as HERTZ
 from .declared import BUFFER
@@ -46,30 +46,20 @@ class Window(NamedTuple):
         return self.start - self.first
 
 
-class Qwen2_5OmniToken2Wav(nn.Module):
+class Qwen2_5OmniToken2Wav(Vocoder):
     """Positions are windows: one for a whole speech, or one a chunk. What a window yields depends on its frames, the voice and the seed.
 
     A frame is 480 samples, so windows that follow one another yield ``480 * T`` samples of T frames, none of them twice.
     """
-
-    is_attention_free: ClassVar[Literal[True]] = True
 
     hf_to_vllm_mapper = WeightsMapper(
         orig_to_new_prefix={BUFFER: None, "token2wav.": "token2wav.", "thinker.": None, "talker.": None}
     )
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
-        super().__init__()
+        super().__init__(width=1)
         self.config = vllm_config.model_config.hf_config
         self.token2wav = Token2Wav(self.config)
-
-    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Zeros ``[n, 1]``: ids only hold places, the frames are in the request's state."""
-        return torch.zeros(len(input_ids), 1, device=input_ids.device)
-
-    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """There are none; vLLM's profiling asks for their shape."""
-        return hidden_states.new_zeros(len(hidden_states), 1)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load the vocoder's part of the checkpoint."""

@@ -82,7 +82,7 @@ def _stages(folder: Path) -> tuple[StageSpec, ...]:
             },
             sampling=TALKER_SAMPLING,
             constraints={"stop_token_ids": [codec_ids(folder).eos]},
-            chunk_processor=f"{bridge}:TalkerFrames",
+            chunk_processor="stagevox.models.qwen3_talker.frames:TalkerFrames",
             input_adapter=f"{bridge}:TalkerInput",
             extra_token=True,
         ),

@@ -122,7 +122,7 @@ def _stages(folder: Path, talker: Mapping[str, Any]) -> tuple[StageSpec, StageSp
             constraints={"stop_token_ids": [talker["codec_eos_token_id"]], "min_tokens": 2},
             # The frame of a layer-0 code is made in the step that feeds it: each token that counts has its frame.
             extra_token=True,
-            chunk_processor=f"{bridge}:TalkerFrames",
+            chunk_processor="stagevox.models.qwen3_talker.frames:TalkerFrames",
         ),
         StageSpec(
             name="code2wav",
