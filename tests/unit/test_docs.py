@@ -113,9 +113,13 @@ def test_the_table_of_options_is_that_of_say():
 OVER = {
     "stage/scheduler.py": {
         "OmniSchedulerMixin": [("v1/core/sched/scheduler.py", "Scheduler")],
-        "_ARMixin": [("v1/core/sched/scheduler.py", "Scheduler"), ("v1/core/sched/async_scheduler.py", "AsyncScheduler")],
+    },
+    "stage/ar_scheduler.py": {
+        "ARSchedulerMixin": [("v1/core/sched/scheduler.py", "Scheduler"), ("v1/core/sched/async_scheduler.py", "AsyncScheduler")],
         "OmniARScheduler": [("v1/core/sched/scheduler.py", "Scheduler")],
         "OmniAsyncARScheduler": [("v1/core/sched/async_scheduler.py", "AsyncScheduler")],
+    },
+    "stage/generation_scheduler.py": {
         "OmniGenerationScheduler": [("v1/core/sched/scheduler.py", "Scheduler")],
     },
     "stage/runner.py": {

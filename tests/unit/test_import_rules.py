@@ -11,9 +11,10 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[2] / "src" / "stagevox"
 
 # One upgrade of vLLM is a walk through these.
-PRIVATE_NAMES = {f"stage/{name}.py" for name in ("plugin", "engine", "scheduler", "worker", "runner", "generation")} | {
-    "stage/multi_step/executor.py"
-}
+PRIVATE_NAMES = {
+    f"stage/{name}.py"
+    for name in ("plugin", "engine", "scheduler", "ar_scheduler", "generation_scheduler", "worker", "runner", "generation")
+} | {"stage/multi_step/executor.py"}
 # (file, private module): why there all the same. An upgrade of vLLM looks here too.
 PRIVATE_MODULES = {
     (
@@ -35,6 +36,8 @@ RUNNER_SIDE = {
         "outputs",
         "host_copy",
         "materialise",
+        "row_store",
+        "step_log",
         "generation",
         "seeded",
     )

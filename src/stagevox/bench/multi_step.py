@@ -31,9 +31,10 @@ from stagevox.config.multi_step import FIELD  # noqa: E402
 from stagevox.config.topology import StageSpec  # noqa: E402
 from stagevox.contract import StageExecutionType  # noqa: E402
 from stagevox.models.registry import resolve_topology  # noqa: E402
+from stagevox.stage.ar_scheduler import OmniARScheduler  # noqa: E402
 from stagevox.stage.engine import StageEngine  # noqa: E402
 from stagevox.stage.payload import StageRequest  # noqa: E402
-from stagevox.stage.scheduler import OmniARScheduler, OmniSchedulerMixin  # noqa: E402
+from stagevox.stage.scheduler import OmniSchedulerMixin  # noqa: E402
 
 from . import report  # noqa: E402
 from .multi_step_process import ProcessSide  # noqa: E402

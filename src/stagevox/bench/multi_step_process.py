@@ -95,7 +95,7 @@ class ProcessSide:
                 async_scheduling=ahead,
                 disable_log_stats=True,
                 worker_cls=f"{__name__}.{'CPUWorker' if current_platform.is_cpu() else 'GPUWorker'}",
-                scheduler_cls=f"stagevox.stage.scheduler.{scheduler}",
+                scheduler_cls=f"stagevox.stage.ar_scheduler.{scheduler}",
                 distributed_executor_backend="vllm.v1.executor.uniproc_executor.UniProcExecutor",
                 additional_config=settings.to_config(),
             )

@@ -123,7 +123,10 @@ class OnRequestsFinished(Protocol):
     """Frees what a model keeps for requests outside their state (MS-10)."""
 
     def on_requests_finished(self, finished_req_ids: Set[str]) -> None:
-        """Called once for each request that has ended, before the hooks of the next step, whatever kind of round that is."""
+        """Called once for each request that has ended, before the hooks of the next step, whatever kind of round that is.
+
+        What it raises is logged: there is nobody left to fail.
+        """
         ...
 
 

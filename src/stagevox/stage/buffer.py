@@ -67,6 +67,10 @@ class IntermediateBuffer(dict[str, dict[str, Any]]):
         self.failed.pop(req_id, None)
         self.outputs.drop(req_id)
 
+    def sizes(self) -> dict[str, int]:
+        """How many requests hold something here, by kind; all zero when idle."""
+        return {"states": len(self), "logs": len(self.logs), "post_seen": len(self.post_seen), "failed": len(self.failed)}
+
     def gather(self, req_ids: Iterable[str]) -> list[dict[str, Any]]:
         """The states of ``req_ids``, in that order."""
         return [self[req_id] for req_id in req_ids]

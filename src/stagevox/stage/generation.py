@@ -43,11 +43,10 @@ class OmniGenerationModelRunner(OmniGPUModelRunner):
         self._update_states(scheduler_output)
         if not scheduler_output.num_scheduled_tokens:
             return EMPTY_MODEL_RUNNER_OUTPUT
-        self._step += 1
+        self.step_log.begin()
         rows = self._rows = self._gather_rows(scheduler_output)
         self._new_codes = {}
-        if self._record:
-            self._record_step(scheduler_output.scheduled_cached_reqs.resumed_req_ids, 0)
+        self.step_log.note(rows, (), scheduler_output.scheduled_cached_reqs.resumed_req_ids)
         outputs = self._generate(rows)
         self.execute_model_state = GenerationStep(
             [row.req_id for row in rows], outputs, dict(self.model_intermediate_buffer.failed)

@@ -6,11 +6,15 @@ writes its rows, and whoever adopts the block finds them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 
+from stagevox.contract import OwnedBatchTensor, RowPhase
 from stagevox.errors import MissingStateError
+
+from .outputs import OutputMemory
 
 
 class RowStore:
@@ -34,6 +38,22 @@ class RowStore:
         if kept is None:
             raise MissingStateError("make_omni_output", f"{name} was not exported when cached positions were computed")
         return kept[torch.tensor(slots, device=kept.device)]
+
+    def hold(self, names: Iterable[str], row: RowPhase, blocks: Sequence[int], block_size: int, memory: OutputMemory) -> None:
+        """Hold for a request, before its rows of this step, those of cached positions that it never computed."""
+        first = memory.taken.get(row.req_id, 0)
+        if first < row.num_computed:
+            slots = missing_slots(blocks, block_size, first, row.num_computed)
+            held = memory.held.setdefault(row.req_id, {})
+            for name in names:
+                held.setdefault(name, []).append(self.get(name, slots))
+
+
+def rows_along(values: Mapping[str, Any], count: int) -> dict[str, torch.Tensor]:
+    """What of a step's ``values`` is kept: tensors along its ``count`` tokens."""
+    plain = ((name, value.tensor if isinstance(value, OwnedBatchTensor) else value) for name, value in values.items())
+    # What has fewer rows is for plan_outputs to complain of.
+    return {name: value for name, value in plain if isinstance(value, torch.Tensor) and value.dim() and len(value) >= count}
 
 
 def missing_slots(blocks: Sequence[int], block_size: int, first: int, end: int) -> list[int]:

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+import logging
 from collections.abc import Mapping, Set
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,6 @@ from stagevox.contract import (
     MROPE_POSITIONS,
     Capabilities,
     OmniOutput,
-    OwnedBatchTensor,
     RowPhase,
     check_output,
     check_update,
@@ -36,22 +35,20 @@ from .mtp import MTPRows, complete_frames
 from .multi_step.executor import FirstStep, execute_multi_step_window, tight_loop
 from .multi_step.reconcile import shrink_refused_multi_step_window
 from .outputs import plan_outputs
-from .payload import StepRow
 from .preprocess import HookRouter
-from .row_store import RowStore, missing_slots
+from .row_store import RowStore, rows_along
 from .rows import build_rows, request_token_spans
 from .seeded import keep_generators, without_offsets
+from .step_log import StepLog
 from .wire import OmniAsyncOutput, StageSettings
+
+logger = logging.getLogger("stagevox.stage")
 
 # At run time a mixin; to the type checker it has what it will be mixed with.
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner as Upstream
 else:
     Upstream = object
-
-
-LOG_ROWS = 1 << 18
-"""Rows of the step log that are kept, the newest; tens of MB at most."""
 
 
 class OmniGPUModelRunner(Upstream):
@@ -71,11 +68,9 @@ class OmniGPUModelRunner(Upstream):
 
     def _omni_setup(self, *, record: bool) -> None:
         self.model_intermediate_buffer = IntermediateBuffer()
-        self.step_log: deque[StepRow] = deque(maxlen=LOG_ROWS)
+        self.step_log = StepLog(recording=record)
         self._arriving: Mapping[str, Mapping[str, Any]] = {}
         self._row_store: RowStore | None = None
-        self._record = record
-        self._step = -1
         self._rows: list[RowPhase] = []
         self._new_codes: dict[str, torch.Tensor] = {}
         self._omni_output: OmniOutput | None = None
@@ -130,13 +125,19 @@ class OmniGPUModelRunner(Upstream):
         self._arriving = getattr(scheduler_output, "omni_payloads", {})
         deferred = super()._update_states(scheduler_output)
         if scheduler_output.finished_req_ids and self._capabilities.has_on_requests_finished:
-            call_hook("on_requests_finished", self.model.on_requests_finished, scheduler_output.finished_req_ids)
+            self._tell_finished(scheduler_output.finished_req_ids)
         buffer = self.model_intermediate_buffer
         for new in scheduler_output.scheduled_new_reqs:
             buffer.open(new.req_id, {})
         for req_id, payload in self._arriving.items():
             buffer.open(req_id, payload)
         return deferred
+
+    def _tell_finished(self, req_ids: Set[str]) -> None:
+        try:
+            call_hook("on_requests_finished", self.model.on_requests_finished, req_ids)
+        except ContractError as error:  # whom it is about has ended: there is nobody to fail
+            logger.error("%s: %s", ", ".join(sorted(req_ids)), error)
 
     def _init_mrope_positions(self, req_state: Any) -> None:
         given = self._arriving.get(req_state.req_id, {}).get(MROPE_POSITIONS)
@@ -187,15 +188,15 @@ class OmniGPUModelRunner(Upstream):
         self._condition(rows, self.input_ids.gpu[: scheduler_output.total_num_scheduled_tokens])
         if self._router is not None:
             result = (None, self.inputs_embeds.gpu[:num_input_tokens], *result[2:])
-        if self._record:
-            self._record_step(scheduler_output.scheduled_cached_reqs.resumed_req_ids, int(self._window is not None))
+        resumed = scheduler_output.scheduled_cached_reqs.resumed_req_ids
+        self.step_log.note(rows, self._new_codes, resumed, int(self._window is not None))
         return result
 
     def _condition(self, rows: list[RowPhase], input_ids: torch.Tensor) -> None:
         """Start a step: the model's hooks, then MTP, make the embeddings of ``rows`` from ``input_ids [num_tokens]``."""
         self._rows = rows
         self._new_codes = {}
-        self._step += 1
+        self.step_log.begin()
         if self._router is not None:
             batch = self._router.run(rows, input_ids)
             if batch is not None:
@@ -205,23 +206,6 @@ class OmniGPUModelRunner(Upstream):
         """Complete the frames of the step's decode rows; new codes ``[1, Q]`` by request."""
         infos = self._capabilities.mtp_request_info
         return complete_frames(self.model, batch, self.inputs_embeds.gpu, self.model_intermediate_buffer, with_infos=infos)
-
-    def _record_step(self, resumed: Set[str], window_step: int) -> None:
-        self.step_log.extend(
-            StepRow(
-                self._step,
-                row.req_id,
-                row.num_computed,
-                row.span,
-                row.prompt_len,
-                row.num_known,
-                row.is_prefill,
-                row.req_id in self._new_codes,
-                row.req_id in resumed,
-                window_step,
-            )
-            for row in self._rows
-        )
 
     # -- forward ------------------------------------------------------------------------------------------------------
 
@@ -333,33 +317,18 @@ class OmniGPUModelRunner(Upstream):
                 continue
             seen[req_id] = end
 
-    def _shared_rows(self, values: Mapping[str, Any] | None) -> dict[str, torch.Tensor]:
-        """What of a step's values is kept beside the KV cache: tensors along the token axis."""
-        if not values or self._row_store is None:
-            return {}
-        plain = ((name, value.tensor if isinstance(value, OwnedBatchTensor) else value) for name, value in values.items())
-        end = self._rows[-1].end  # what has fewer rows is for plan_outputs to complain of
-        return {name: value for name, value in plain if isinstance(value, torch.Tensor) and value.dim() and len(value) >= end}
-
-    def _hold_cached_rows(self, shared: Mapping[str, torch.Tensor]) -> None:
-        """Hold for each request the rows of the positions that the prefix cache spared it, before those of this step."""
-        if not shared:
+    def _keep_rows(self, values: Mapping[str, Any] | None) -> None:
+        """Keep the step's rows beside the KV cache, and hold for each request those of positions that a prefix hit spared it."""
+        if self._row_store is None or not values or not (shared := rows_along(values, self._rows[-1].end)):
             return
-        assert self._row_store is not None
-        memory, table = self.model_intermediate_buffer.outputs, self.input_batch.block_table[0]
+        table = self.input_batch.block_table[0]
+        with copying("make_omni_output"):  # rows of another shape or type than those of steps before
+            # First: a request may have adopted a block that another one fills in this very step.
+            self._row_store.put(shared, table.slot_mapping.gpu[: self._rows[-1].end])
         for index, row in enumerate(self._rows):
-            first = memory.taken.get(row.req_id, 0)
-            if first < row.num_computed:
-                slots = missing_slots(table.block_table.np[index], table.block_size, first, row.num_computed)
-                held = memory.held.setdefault(row.req_id, {})
-                for name in shared:
-                    held.setdefault(name, []).append(self._row_store.get(name, slots))
-
-    def _keep_rows(self, shared: Mapping[str, torch.Tensor]) -> None:
-        if shared:
-            assert self._row_store is not None
-            with copying("make_omni_output"):  # rows of another shape or type than those of steps before
-                self._row_store.put(shared, self.input_batch.block_table[0].slot_mapping.gpu[: self._rows[-1].end])
+            self._row_store.hold(
+                shared, row, table.block_table.np[index], table.block_size, self.model_intermediate_buffer.outputs
+            )
 
     def _collect(self, hidden: torch.Tensor) -> PendingOutputs | None:
         """Start making this step's outputs; None when there is nothing. What it reads of the step is the step's own from here on."""
@@ -370,9 +339,7 @@ class OmniGPUModelRunner(Upstream):
             return None
         memory, background = self.model_intermediate_buffer.outputs, self.materialiser.background
         try:
-            shared = self._shared_rows(values)
-            self._keep_rows(shared)  # first: a request may have adopted a block that another one fills in this very step
-            self._hold_cached_rows(shared)
+            self._keep_rows(values)
             step = plan_outputs(self._rows, values, self._rows[-1].end, memory, codes=self._new_codes, snapshot=background)
         except ContractError as error:
             self._fail_step(error)
@@ -420,25 +387,3 @@ class CPUARModelRunner(OmniGPUModelRunner, CPUModelRunner):
             return super()._bookkeeping_sync(*args, **kwargs)
         with without_offsets(self.input_batch):
             return super()._bookkeeping_sync(*args, **kwargs)
-
-
-def step_log(runner: Any) -> list[StepRow]:
-    """A runner's step log so far."""
-    return list(runner.step_log)
-
-
-def clear_step_log(runner: Any) -> None:
-    """Empty a runner's step log; steps count from 0 again."""
-    runner.step_log.clear()
-    runner._step = -1
-
-
-def state_size(runner: Any) -> Mapping[str, int]:
-    """How many requests hold state in a runner, by kind; all zero when idle."""
-    buffer = runner.model_intermediate_buffer
-    return {
-        "states": len(buffer),
-        "logs": len(buffer.logs),
-        "post_seen": len(buffer.post_seen),
-        "failed": len(buffer.failed),
-    }

@@ -8,23 +8,20 @@ What differs from upstream, and nothing else does:
   reads no cached blocks: nobody else's are its own, and a hit would leave a replay without a position to start from.
 - A request whose consumer is behind is held: it keeps its slot and is not scheduled.
 - With ``extra_token`` one token is sampled that nobody gets to see, so that the last one that is returned was fed.
-- With runner-managed MTP, a replay stops one position short of the newest one, which is then a decode row of its own.
 - A request whose model failed ends with an error, and its blocks leave the prefix cache: they were hashed before they were
   computed.
-- A generation request's prompt grows while it lives, and it ends when its input has ended and is computed.
-- An AR round may merge several decode steps (:mod:`.multi_step`); requests in such a round are held until it is reconciled.
+
+What only AR or only generation stages need is in :mod:`.ar_scheduler` and :mod:`.generation_scheduler`.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
@@ -33,10 +30,6 @@ from stagevox.connectors.base import Chunk, ChunkProcessor
 from stagevox.contract import SAMPLING, check_update, merge_update
 from stagevox.errors import EmptyTextError, TextTooLongError
 
-from .multi_step.counters import WindowCounters
-from .multi_step.gates import Refusal
-from .multi_step.plan import WindowLedger, plan_multi_step_window
-from .multi_step.reconcile import reconcile_window_shortfall
 from .payload import StageInput, StageOutput, StageRequest
 from .wait import WaitRoom, WaitState
 from .wire import OmniSchedulerOutput, StageSettings
@@ -47,7 +40,8 @@ if TYPE_CHECKING:
 else:
     Upstream = object
 
-_NOTHING: Mapping[str, Any] = {}
+NOTHING: Mapping[str, Any] = {}
+"""No payload, no outputs."""
 
 
 def _made(settings: StageSettings, name: str | None, options: Mapping[str, Any]) -> Any:
@@ -116,7 +110,7 @@ class OmniSchedulerMixin(Upstream):
     def _accept(self, request: StageRequest, given: StageInput) -> None:
         waits = self.wait_room.get(request.req_id) is WaitState.WAITING_FOR_INPUT
         if waits and given.skip:
-            self._emit(request.req_id, [], _NOTHING, _NOTHING, "stop")
+            self._emit(request.req_id, [], NOTHING, NOTHING, "stop")
             return
         if waits and (given.prompt_token_ids or given.end):
             self._admit(request, given)
@@ -136,7 +130,7 @@ class OmniSchedulerMixin(Upstream):
     def _admit(self, request: StageRequest, given: StageInput) -> None:
         assert self.make_request is not None
         self._check_length(len(given.prompt_token_ids))
-        early = self._payloads.get(request.req_id, _NOTHING)
+        early = self._payloads.get(request.req_id, NOTHING)
         payload = merge_update(merge_update(request.payload, early), given.payload)
         check_update("payload", payload)
         made = self.make_request(request, given)
@@ -182,16 +176,16 @@ class OmniSchedulerMixin(Upstream):
         if failed:
             self.omni_fail(failed, _starts(scheduler_output))
         result = super().update_from_output(scheduler_output, model_runner_output)
-        client = getattr(model_runner_output, "multimodal_outputs", _NOTHING)
-        onward = getattr(model_runner_output, "inter_stage_outputs", _NOTHING)
+        client = getattr(model_runner_output, "multimodal_outputs", NOTHING)
+        onward = getattr(model_runner_output, "inter_stage_outputs", NOTHING)
         for outputs in result.values():
             for output in outputs.outputs:
                 req_id, reason = output.request_id, output.finish_reason
                 self._emit(
                     req_id,
                     output.new_token_ids,
-                    client.get(req_id, _NOTHING),
-                    onward.get(req_id, _NOTHING),
+                    client.get(req_id, NOTHING),
+                    onward.get(req_id, NOTHING),
                     None if reason is None else str(reason),
                 )
         return result
@@ -233,7 +227,7 @@ class OmniSchedulerMixin(Upstream):
         finished: list[Request] = super().finish_requests(ids, finished_status)
         return finished
 
-    def omni_fail(self, failed: Mapping[str, BaseException], starts: Mapping[str, int] = _NOTHING) -> None:
+    def omni_fail(self, failed: Mapping[str, BaseException], starts: Mapping[str, int] = NOTHING) -> None:
         """End requests with an error, and evict from the prefix cache what was not computed right.
 
         ``starts`` says from which position on a request's rows are wrong; of one that failed outside the model none are. A request
@@ -296,176 +290,3 @@ def _starts(step: SchedulerOutput) -> dict[str, int]:
     cached = step.scheduled_cached_reqs
     starts = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
     return starts | {new.req_id: new.num_computed_tokens for new in step.scheduled_new_reqs}
-
-
-class _ARMixin(OmniSchedulerMixin):
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        steps, counters = self.stage.multi_step_decode_steps, WindowCounters(self.stage.name)
-        self.windows = WindowLedger(steps, isinstance(self, AsyncScheduler), counters)
-
-    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
-        """As above, steps merged where that may be; requests that stand where their conditioning ends wait for more."""
-        output = super().schedule(*args, **kwargs)
-        if self.windows.steps:
-            output = plan_multi_step_window(self, output)
-        for req_id, ready in self._ready.items():
-            request = self.requests[req_id]
-            if request.status == RequestStatus.RUNNING and request.num_computed_tokens >= ready:
-                self.wait_room[req_id] = WaitState.WAITING_FOR_CHUNK
-        return output
-
-    def window_limits(self, req_id: str, computed: int) -> Iterator[int]:
-        """How many steps from position ``computed`` on a request's conditioning and its first chunk allow."""
-        if (ready := self._ready.get(req_id)) is not None:
-            yield ready - computed
-        if self._chunks is not None and (rows := self._chunks.rows_to_first_chunk(req_id)) is not None:
-            request = self.requests[req_id]
-            rows -= computed - max(request.num_prompt_tokens, request.num_tokens - 1)  # on their way
-            if rows > 0:
-                yield rows
-
-    def window_blocks_to_zero(self) -> list[int]:
-        """New blocks to be zeroed before they are written, taken since the round was scheduled."""
-        return self._get_new_block_ids_to_zero() or []
-
-    def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
-        """As above; a window is settled before its tokens are booked, and who failed within it fails after them."""
-        plan = getattr(scheduler_output, "multi_step_plan", None)
-        if not plan:
-            return super().update_from_output(scheduler_output, model_runner_output)
-        self._settle(plan, model_runner_output)
-        result = super().update_from_output(scheduler_output, model_runner_output)
-        late = getattr(model_runner_output, "failed_after", None)
-        if late:
-            self.omni_fail(late)
-        return result
-
-    def _settle(self, plan: Mapping[str, int], done: ModelRunnerOutput) -> None:
-        tokens = done.sampled_token_ids
-        produced = {req_id: len(tokens[index]) for req_id, index in done.req_id_to_index.items()}
-        for req_id in reconcile_window_shortfall(self, plan, produced):
-            # Parked for a position that the window never reached: it may run on to there.
-            if self.wait_room.get(req_id) is WaitState.WAITING_FOR_CHUNK:
-                del self.wait_room[req_id]
-        counters, report = self.windows.counters, getattr(done, "window", None)
-        assert report is not None, "a planned step came back without a word about its window"
-        if report.refusal is not None:
-            counters.refuse(Refusal(report.refusal))
-        else:
-            steps = next(iter(plan.values()))
-            counters.execute(
-                steps, report.steps, sum(produced.values()), len(plan), report.derived, shortened=steps < self.windows.steps
-            )
-        counters.log()
-
-    def _stands(self, request: Request, num_computed_tokens: int) -> bool:
-        """True if no step of this request may be scheduled: its window is outstanding, its conditioning ends here, or its consumer is full.
-
-        The one predicate for all of them; each reason ends on its own, none ends another.
-        """
-        req_id = request.request_id
-        ready = self._ready.get(req_id)
-        starved = ready is not None and num_computed_tokens >= ready
-        return starved or self.windows.fences(request) or (bool(self.omni_held) and self._is_held(request))
-
-    def get_num_unfinished_requests(self) -> int:
-        """As above, without those whose window is outstanding and that were not counted as waiting already."""
-        count: int = super().get_num_unfinished_requests()
-        if not self.windows.outstanding:
-            return count
-        fenced = [request for request in self.requests.values() if self.windows.fences(request)]
-        return count - sum(request.request_id not in self.wait_room and not self._is_held(request) for request in fenced)
-
-    def _forget(self, req_id: str) -> None:
-        super()._forget(req_id)
-        self.windows.forget(req_id)
-
-    def _reserve_prefill_lookahead(self, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
-        count: int = super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)
-        if self._stands(request, num_computed_tokens):
-            return 0
-        if (ready := self._ready.get(request.request_id)) is not None:
-            count = min(count, ready - num_computed_tokens)
-        if self.stage.has_talker_mtp:
-            known = request.num_tokens + request.num_output_placeholders
-            reaches_newest = num_computed_tokens + count == known
-            if reaches_newest and num_computed_tokens + 1 < known and known > request.num_prompt_tokens:
-                return count - 1
-        return count
-
-
-class OmniARScheduler(_ARMixin, Scheduler):
-    """For AR stages."""
-
-
-class OmniAsyncARScheduler(_ARMixin, AsyncScheduler):
-    """For AR stages whose steps are scheduled while the one before still runs."""
-
-
-class OmniGenerationScheduler(OmniSchedulerMixin, Scheduler):
-    """For generation stages: positions are input frames, all of them prompt, and more may come."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        # Upstream turns chunking off for models without a KV cache. A generation model reads its frames by absolute position,
-        # so any split is exact, and without it a span above the token budget would never run.
-        self.scheduler_config.enable_chunked_prefill = True
-        self._ended: set[str] = set()
-
-    def _accept(self, request: StageRequest, given: StageInput) -> None:
-        req_id, frames = request.req_id, given.prompt_token_ids
-        if given.end:
-            self._ended.add(req_id)
-        if self.wait_room.get(req_id) is WaitState.WAITING_FOR_INPUT:
-            if frames:
-                self._admit(request, given)
-            elif given.end:
-                self._outputs.append(StageOutput(req_id, [], _NOTHING, "stop"))
-                self._forget(req_id)
-            else:
-                self._ride(req_id, given.payload)
-            return
-        self._ride(req_id, given.payload)
-        live = self.requests[req_id]
-        self._check_length(live.num_tokens + len(frames))
-        if frames:
-            self._extend(live, frames)
-            self.wait_room.pop(req_id, None)
-        elif given.end and live.num_computed_tokens == live.num_tokens:
-            self._finish(req_id, _NOTHING, 0)
-
-    def _extend(self, request: Request, frames: list[int]) -> None:
-        assert request.prompt_token_ids is not None
-        request.prompt_token_ids.extend(frames)
-        request._all_token_ids.extend(frames)
-        request.num_prompt_tokens += len(frames)
-
-    def _emit(self, req_id: str, *args: Any) -> None:
-        pass  # tokens are never sampled here; see update_from_output
-
-    def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
-        """Hand out the samples; finish requests whose input has ended, park those that wait for more."""
-        result = super().update_from_output(scheduler_output, model_runner_output)
-        outputs = getattr(model_runner_output, "multimodal_outputs", _NOTHING)
-        for req_id, span in scheduler_output.num_scheduled_tokens.items():
-            request = self.requests.get(req_id)
-            if request is None or request.is_finished() or req_id not in self.omni_requests:
-                continue
-            named = outputs.get(req_id, _NOTHING)
-            if request.num_computed_tokens < request.num_tokens:
-                self._outputs.append(StageOutput(req_id, [], named, positions=span))
-            elif req_id in self._ended:
-                self._finish(req_id, named, span)
-            else:
-                self.wait_room[req_id] = WaitState.WAITING_FOR_CHUNK
-                self._outputs.append(StageOutput(req_id, [], named, positions=span))
-        return result
-
-    def _finish(self, req_id: str, named: Mapping[str, Any], span: int) -> None:
-        self._outputs.append(StageOutput(req_id, [], named, "stop", positions=span))
-        self.finish_requests(req_id, RequestStatus.FINISHED_STOPPED)
-
-    def _forget(self, req_id: str) -> None:
-        super()._forget(req_id)
-        self._ended.discard(req_id)

@@ -212,8 +212,8 @@ def first_reason(error: Exception) -> str:
 
 def _scheduler_class(execution_type: StageExecutionType, async_scheduling: bool) -> str:
     if execution_type is StageExecutionType.GENERATION:
-        return "stagevox.stage.scheduler.OmniGenerationScheduler"
-    return "stagevox.stage.scheduler." + ("OmniAsyncARScheduler" if async_scheduling else "OmniARScheduler")
+        return "stagevox.stage.generation_scheduler.OmniGenerationScheduler"
+    return "stagevox.stage.ar_scheduler." + ("OmniAsyncARScheduler" if async_scheduling else "OmniARScheduler")
 
 
 def _refuse_speculation(field: str, capabilities: Capabilities, *, ahead: bool) -> None:

@@ -13,7 +13,7 @@ from vllm.distributed import parallel_state
 from stagevox.contract import StageExecutionType
 
 from .generation import CPUGenerationModelRunner, GPUGenerationModelRunner
-from .runner import CPUARModelRunner, GPUARModelRunner, clear_step_log, state_size, step_log
+from .runner import CPUARModelRunner, GPUARModelRunner
 from .wire import StageSettings
 
 # At run time a mixin; to the type checker it has what it will be mixed with.
@@ -62,15 +62,15 @@ class _Reports(Upstream):
 
     def omni_step_log(self) -> Any:
         """The runner's step log."""
-        return step_log(self.model_runner)
+        return list(self.model_runner.step_log)
 
     def omni_clear_step_log(self) -> None:
         """Empty the runner's step log."""
-        clear_step_log(self.model_runner)
+        self.model_runner.step_log.clear()
 
     def omni_state_size(self) -> Any:
         """How many requests hold state in the runner."""
-        return state_size(self.model_runner)
+        return self.model_runner.model_intermediate_buffer.sizes()
 
 
 class OmniCPUWorker(_Reports, cpu_worker.CPUWorker):

@@ -144,5 +144,5 @@ def test_spans_are_unequal_and_rows_are_their_owners(engine, prompt):
     stage.step()
     assert {name: len(stage.outputs[name][0].multimodal["position"]) for name in "abc"} == {"a": 40, "b": 3, "c": 21}
     assert {name: stage.outputs[name][0].multimodal["who"] for name in "abc"} == {"a": "a", "b": "b", "c": "c"}
-    assert {row.step for name in "abc" for row in stage.trace(name)} == {stage.runner._step}  # all in one step
+    assert {row.step for name in "abc" for row in stage.trace(name)} == {stage.runner.step_log.step}  # all in one step
     stage.run()

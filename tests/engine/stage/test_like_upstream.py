@@ -158,6 +158,6 @@ def test_nothing_is_wrapped_where_there_is_nothing_to_add(engine, prompt, async_
     stage.add("a", prompt(9), 5)
     stage.add("b", prompt(8), 5)
     stage.run()
-    empty = scheduler._NOTHING
+    empty = scheduler.NOTHING
     assert len(stage.outputs["a"]) == len(stage.outputs["b"]) == 5
     assert all(out.multimodal is empty for outs in stage.outputs.values() for out in outs)

@@ -52,12 +52,12 @@ class Late(Materialiser):
         self.gates = []
 
     def start(self, step):
-        gate, make, planned = threading.Event(), step.result, self.runner._step
+        gate, make, planned = threading.Event(), step.result, self.runner.step_log.step
         self.gates.append(gate)
 
         def held_up():
             assert gate.wait(60)
-            self.made.append((planned, self.runner._step, threading.current_thread()))
+            self.made.append((planned, self.runner.step_log.step, threading.current_thread()))
             return make()
 
         step.result = held_up
@@ -272,7 +272,7 @@ def test_a_generation_stage(served, faulty):
             expected = [1000.0 * before + now for before, now in zip([0, *frames], frames, strict=False)]
             assert stage.named(name, WAVEFORM).tolist() == expected
         assert stage.error.get("bad") == ("HookRaisedError: forward: Boom: marked request" if faulty else None)
-        assert {row.step for name in stage.ids for row in stage.trace(name)} == {stage.runner._step}  # one step
+        assert {row.step for name in stage.ids for row in stage.trace(name)} == {stage.runner.step_log.step}  # one step
         heard.append({name: {"client": one["client"]} for name, one in everything(stage).items()})
         if background:
             assert len(stage.late.made) == (2 if faulty else 1)

@@ -199,6 +199,24 @@ def test_the_model_hears_who_has_ended_on_the_window_path_too(merged, prompt, ro
     assert heard[0][1], "that round was a window of b's"
 
 
+@pytest.mark.covers("MS-10")
+def test_a_model_that_fails_to_hear_of_an_end_harms_nobody(merged, oracle, prompt, rows, ahead, monkeypatch, caplog):
+    stage, told = merged("ToyNotified", async_scheduling=ahead), []
+
+    def deaf(self, finished_req_ids):
+        told.append(finished_req_ids)
+        raise ZeroDivisionError("no")
+
+    monkeypatch.setattr(ToyNotified, "on_requests_finished", deaf)
+    stage.add("a", prompt(9, 1), 4, rows=rows(1))
+    stage.add("b", prompt(9, 2), 40, rows=rows(2))
+    with caplog.at_level("ERROR", "stagevox.stage"):
+        stage.run()
+    assert told == [{stage.ids["a"]}, {stage.ids["b"]}] and stage.finish == {"a": "length", "b": "length"}
+    assert [record.message.split(": ", 1)[1] for record in caplog.records] == ["on_requests_finished: ZeroDivisionError: no"] * 2
+    assert stage.tokens["b"] == oracle.say(prompt(9, 2), 40, rows=rows(2), mtp=True).tokens
+
+
 @pytest.mark.covers("MS-5", "MS-10")
 def test_a_fully_fenced_round_still_tells_the_model(merged, prompt, rows):
     stage = merged("ToyNotified", async_scheduling=True)

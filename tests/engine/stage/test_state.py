@@ -131,7 +131,7 @@ def test_rows_are_reordered_as_requests_leave(engine, oracle, prompt, rows, mode
         stage.add(name, prompt(10 + 3 * seed, seed), count, rows=rows(seed))
     orders = []
     for _ in stage.steps():
-        orders.append([stage.names[row.req_id] for row in stage.engine.trace() if row.step == stage.runner._step])
+        orders.append([stage.names[row.req_id] for row in stage.engine.trace() if row.step == stage.runner.step_log.step])
     assert ["a", "b", "c", "d"] in orders
     assert any(order == ["d", "b", "c"] for order in orders)  # reordered: not the order of arrival
     for seed, (name, count) in enumerate(counts.items()):

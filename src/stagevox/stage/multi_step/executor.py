@@ -120,8 +120,7 @@ def tight_loop(runner: Any, run: WindowRun, sampled: torch.Tensor) -> torch.Tens
             processor.update_state(None)
         phases = [phase.advanced() for phase in phases]
         runner._condition(phases, input_ids)
-        if runner._record:
-            runner._record_step((), step + 1)
+        runner.step_log.note(runner._rows, runner._new_codes, (), step + 1)
         with override_forward_context(context):
             hidden = runner._model_forward(**inputs)
         derived = None

@@ -18,8 +18,8 @@ from vllm.v1.request import Request
 from stagevox.config.topology import StageSpec
 from stagevox.contract import StageExecutionType
 from stagevox.models.mini.pieces import WEIGHTS
+from stagevox.stage.ar_scheduler import OmniARScheduler, OmniAsyncARScheduler
 from stagevox.stage.multi_step.gates import Refusal
-from stagevox.stage.scheduler import OmniARScheduler, OmniAsyncARScheduler
 from stagevox.stage.vllm_config import make_config
 from stagevox.stage.wire import OmniModelRunnerOutput, StageSettings, WindowReport
 

@@ -12,7 +12,7 @@ import pytest
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 from vllm.v1.request import RequestStatus
 
-import stagevox.stage.scheduler as scheduler_module
+import stagevox.stage.ar_scheduler as scheduler_module
 from stagevox.stage.multi_step.gates import Refusal
 from stagevox.stage.multi_step.integrity import check_integrity
 from tests.unit.stage.multi_step.books import BookRunner, Drive, request_of, scheduler_of, story, token
