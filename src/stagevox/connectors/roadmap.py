@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 import shutil
+import socket
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -123,3 +124,14 @@ def sweep_stale() -> int:
         finally:
             os.close(fd)
     return count
+
+
+def with_port(address: str) -> str:
+    """``tcp://HOST:*`` with a port that is free now, so that a stage that is started again is found where it was."""
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    if port != "*":
+        return address
+    family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.bind((host.strip("[]"), 0))
+        return f"tcp://{host}:{probe.getsockname()[1]}"

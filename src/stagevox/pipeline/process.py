@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import socket
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any
 
 import zmq.asyncio
 
 from stagevox.connectors.base import Chunk
-from stagevox.connectors.roadmap import RoadOwner
+from stagevox.connectors.roadmap import RoadOwner, with_port
 from stagevox.errors import ClosedError, StageDiedError, StagevoxError
 from stagevox.stage.messages import (
     Add,
@@ -36,12 +35,12 @@ from stagevox.stage.messages import (
 )
 from stagevox.stage.payload import StepRow
 
+from .answers import Answers
 from .client import StageHealth
 from .events import (
     AbortAtStage,
     AddToStage,
     ChunkProduced,
-    ClientEvent,
     ClockTicked,
     Command,
     EmitOutput,
@@ -59,13 +58,15 @@ from .link import StageLink
 from .orchestrator import Orchestrator
 from .request import OmniRequest, StageStats
 from .spans import StepSpan, Watcher
+from .stream import Stream
 
 if TYPE_CHECKING:
     from stagevox.config.blueprint import Blueprint
 
 TICK = 0.05
 """Longest time, in seconds, between two looks at the deadlines while requests are in flight."""
-
+ANSWER_SECONDS = 30.0
+"""Longest wait for what a stage is asked."""
 
 MOST_LOADS = 4
 """Times that a dead stage is loaded again without success before it is given up."""
@@ -80,46 +81,6 @@ class OnDeath(enum.Enum):
     """The stage stays dead; whoever runs the server is told and ends it."""
     RESTART = "restart"
     """The stage is started again; requests that need it are refused meanwhile. One that can't be loaded stays dead in the end."""
-
-
-def with_port(address: str) -> str:
-    """``tcp://HOST:*`` with a port that is free now, so that a stage that is started again is found where it was."""
-    host, _, port = address.removeprefix("tcp://").rpartition(":")
-    if port != "*":
-        return address
-    family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.bind((host.strip("[]"), 0))
-        return f"tcp://{host}:{probe.getsockname()[1]}"
-
-
-class Stream:
-    """A request in flight (:class:`stagevox.pipeline.client.RequestStream`)."""
-
-    def __init__(self, client: ProcessClient, req_id: str) -> None:
-        self._client = client
-        self._req_id = req_id
-        self._events: asyncio.Queue[ClientEvent] = asyncio.Queue()
-        self._is_over = False
-
-    def push(self, event: ClientEvent) -> None:
-        """Add what comes next."""
-        self._events.put_nowait(event)
-
-    async def __aiter__(self) -> AsyncIterator[ClientEvent]:
-        try:
-            while not self._is_over:
-                event = await self._events.get()
-                self._is_over = isinstance(event, FinishRequest)
-                yield event
-        finally:
-            await self.aclose()
-
-    async def aclose(self) -> None:
-        """Abort the request unless it has ended."""
-        if not self._is_over:
-            self._is_over = True
-            self._client.abort(self._req_id)
 
 
 class ProcessClient:
@@ -163,7 +124,7 @@ class ProcessClient:
         self._health = dict.fromkeys(blueprint.stages, StageHealth.STARTING)
         self._stats = {name: StageStats(name) for name in blueprint.stages}
         self._gauges = {name: Gauges() for name in blueprint.stages}
-        self._answers: dict[tuple[str, str], list[asyncio.Future[Answer]]] = {}
+        self._answers = Answers()
         self._ready: dict[str, asyncio.Future[None]] = {}
         self._owner: RoadOwner | None = None
         self._context: zmq.asyncio.Context | None = None
@@ -277,7 +238,7 @@ class ProcessClient:
         match commands:
             case [FinishRequest(error=StagevoxError() as error)]:
                 raise error
-        stream = self._streams[request.req_id] = Stream(self, request.req_id)
+        stream = self._streams[request.req_id] = Stream(request.req_id, self.abort)
         self._carry_out(commands)
         return stream
 
@@ -317,10 +278,9 @@ class ProcessClient:
         return {name: answer.held for name, answer in zip(self.blueprint.stages, answers, strict=True)}
 
     async def _ask(self, name: str, what: str) -> Answer:
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._answers.setdefault((name, what), []).append(future)
+        future = self._answers.expect(name, what)
         self._links[name].send(Ask(what))
-        return await asyncio.wait_for(future, 30.0)
+        return await asyncio.wait_for(future, ANSWER_SECONDS)
 
     # -- what stages say ----------------------------------------------------------------------------------------------
 
@@ -338,13 +298,13 @@ class ProcessClient:
     def _heard(self, name: str, message: ToServer) -> None:
         now = time.monotonic()
         match message:
-            case Stepped(outputs, chunks, taken, steps, seconds, gauges, began, rests):
+            case Stepped(outputs, chunks, taken, seconds, gauges, began, rests):
                 upstream = self._upstream[name]
                 for req_id, seq, end in taken:
                     assert upstream is not None
                     self._tell(ChunkProduced(now, upstream, Chunk(req_id, seq, end, {})))
                 stats = self._stats[name]
-                stats.steps += steps
+                stats.steps += 1
                 stats.seconds += seconds
                 tokens = sum(len(output.new_token_ids) + output.positions for output in outputs)
                 stats.tokens += tokens
@@ -367,10 +327,8 @@ class ProcessClient:
                 self._tell(StageRevived(now, name))
                 if not self._ready[name].done():
                     self._ready[name].set_result(None)
-            case Answer(what):
-                for future in self._answers.pop((name, what), ()):
-                    if not future.done():
-                        future.set_result(message)
+            case Answer():
+                self._answers.give(name, message)
 
     def _ended(self, link: StageLink, cause: ErrorInfo | None) -> None:
         """A stage's process has ended, though nobody asked it to."""
@@ -383,11 +341,7 @@ class ProcessClient:
         self._gauges[name] = Gauges()
         self._health[name] = StageHealth.DEAD
         self._tell(StageDied(time.monotonic(), name, why))
-        for (stage, _), futures in list(self._answers.items()):
-            if stage == name:
-                for future in futures:
-                    if not future.done():
-                        future.set_exception(StageDiedError(f"{name}: {why}"))
+        self._answers.fail(name, StageDiedError(f"{name}: {why}"))
         if not ready.done():
             error = StageDiedError(f"{name}: {why}") if cause is None else cause.to_error()
             ready.set_exception(error)
@@ -437,7 +391,7 @@ class ProcessClient:
                 case EmitOutput(_, output):
                     self._streams[output.req_id].push(command)
                 case AddToStage(name, request):
-                    onward = name != self._road_of(request.req_id)[-1]
+                    onward = name != self._orchestrator.road(request.req_id)[-1]
                     self._send_add(name, Add(request, onward))
                 case ForwardChunk():
                     pass  # it went straight to the next stage
@@ -453,6 +407,3 @@ class ProcessClient:
             self._links[name].send(message)
         except (TypeError, ValueError, OverflowError) as error:  # a value that can't leave this process
             self._tell(RequestFailed(time.monotonic(), message.request.req_id, error))
-
-    def _road_of(self, req_id: str) -> tuple[str, ...]:
-        return self._orchestrator.road(req_id)

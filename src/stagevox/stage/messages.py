@@ -112,7 +112,6 @@ class Stepped(msgspec.Struct, tag="stepped", array_like=True):
     outputs: list[StageOutput]
     chunks: list[tuple[str, int, bool]]
     taken: list[tuple[str, int, bool]]
-    steps: int
     seconds: float
     gauges: Gauges
     began: float = 0.0

@@ -210,7 +210,7 @@ class StageProcess:
         self._told = self._gauges()
         taken, self._taken = self._taken, []
         rests, self._rests = self._rests, []
-        self._send(Stepped(outputs, told, taken, 1, seconds, self._told, began, rests))
+        self._send(Stepped(outputs, told, taken, seconds, self._told, began, rests))
 
 
 def end_with(stdin: BinaryIO, launch: Launch) -> None:
