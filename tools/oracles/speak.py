@@ -1,4 +1,4 @@
-"""A family's reference as a program that speaks on demand: ``speak.py FAMILY CHECKPOINT``, for benchmarks.
+"""A family's reference as a program that speaks on demand: ``speak.py FAMILY CHECKPOINT [THREADS]``, for benchmarks.
 
 Each line of standard input is a JSON list of prompts, as our front end takes them, with ``frames``, the most that are wanted. Each
 answer is a line that starts with ``@``: the seconds that the reference's own generate took, waveforms included, and the codes of
@@ -17,21 +17,22 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 
 
-def outside(family: str, checkpoint: str) -> None:
+def outside(family: str, checkpoint: str, threads: str) -> None:
     """Become the reference's interpreter."""
     import environment  # type: ignore[import-not-found]
     from run import ORACLES  # type: ignore[import-not-found]
 
     oracle = ORACLES[family]
     python = str(environment.ensure(oracle.environment, oracle.pins)) if oracle.environment else sys.executable
-    settings = {**os.environ, "OMP_NUM_THREADS": "1"}
+    settings = {**os.environ, "OMP_NUM_THREADS": threads}
     settings.pop("PYTHONPATH", None)
-    os.execve(python, [python, str(Path(__file__).resolve()), family, checkpoint, "inside"], settings)
+    os.execve(python, [python, str(Path(__file__).resolve()), family, checkpoint, threads, "inside"], settings)
 
 
-def inside(family: str, checkpoint: str) -> None:
+def inside(family: str, checkpoint: str, threads: str) -> None:
     """Answer until the input ends."""
     speak = import_module(family).speaker(checkpoint)
+    import_module("torch").set_num_threads(int(threads))
     print("@ready", flush=True)
     for line in sys.stdin:
         prompts = json.loads(line)
@@ -45,4 +46,5 @@ def inside(family: str, checkpoint: str) -> None:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(HERE))
-    (inside if "inside" in sys.argv[3:] else outside)(sys.argv[1], sys.argv[2])
+    family, checkpoint, threads = [*sys.argv[1:4], "1"][:3]
+    (inside if "inside" in sys.argv[4:] else outside)(family, checkpoint, threads)

@@ -1,18 +1,19 @@
 """Frames a second of the model families on their tiny checkpoints, against each reference's own generate.
 
-Both sides are given the same checkpoint and prompts, take turns, and must make the same codes before anything is timed. One thread
-each. ``alone``: one request after the other on both sides. ``eight``: eight requests at once on ours; the reference speaks them one
-by one and, where its generate takes batches, as one batch (``over_batch``). The references run in environments of their own, which
-``tools/oracles`` makes: run this from the repository's root, or without a reference.
+Both sides are given the same checkpoint and prompts, take turns, and must make the same codes before anything is timed. ``alone``:
+one request after the other on both sides. ``eight``: eight requests at once on ours; the reference speaks them one by one and, where
+its generate takes batches, as one batch (``over_batch``). Stages share one thread, and the reference has one; with ``--processes``
+each stage has a process, as under the server, and the reference a thread for every processor. The references run in
+environments of their own, which ``tools/oracles`` makes: run this from the repository's root, or without a reference.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib import import_module
@@ -28,11 +29,8 @@ hush_libraries()
 import numpy as np  # noqa: E402  - the environment must be set before
 import torch  # noqa: E402
 
-from stagevox.omni import Omni, OmniResult  # noqa: E402
-
 from . import report  # noqa: E402
-
-Prompt = Mapping[str, Any]
+from .sides import Inline, Processes, Prompt, Side, Spoken  # noqa: E402
 
 ALL = 8
 
@@ -126,8 +124,8 @@ FAMILIES = {
 class Reference:
     """The reference as a child process; see ``tools/oracles/speak.py``."""
 
-    def __init__(self, script: Path, family: str, checkpoint: Path) -> None:
-        command = [sys.executable, str(script), family, str(checkpoint)]
+    def __init__(self, script: Path, family: str, checkpoint: Path, threads: int = 1) -> None:
+        command = [sys.executable, str(script), family, str(checkpoint), str(threads)]
         self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self._line() == "ready"
 
@@ -164,6 +162,7 @@ def main() -> None:
     options.add_argument("families", nargs="*", metavar="FAMILY", help=f"of {', '.join(FAMILIES)}; all if none is named")
     options.add_argument("--oracles", type=Path, default=Path("tools/oracles"), help="where speak.py is (default tools/oracles)")
     options.add_argument("--no-reference", action="store_true", help="measure ours alone")
+    options.add_argument("--processes", action="store_true", help="a process a stage, and a thread a processor for the reference")
     args = options.parse_args()
     torch.set_num_threads(1)
     numbers: dict[str, Any] = {"rounds": args.rounds}
@@ -171,54 +170,53 @@ def main() -> None:
         if name not in FAMILIES:
             options.error(f"no family {name!r}; there are {', '.join(FAMILIES)}")
         script = None if args.no_reference else args.oracles / "speak.py"
-        numbers[name] = measure(name, FAMILIES[name], script, args.rounds)
+        numbers[name] = measure(name, FAMILIES[name], script, args.rounds, processes=args.processes)
         for key, figures in numbers[name].items():
             print(f"{name}.{key}: {figures['median']:.2f} ({figures['min']:.2f} to {figures['max']:.2f})", flush=True)
     report.write(args.json, numbers)
 
 
-def measure(name: str, family: Family, script: Path | None, rounds: int) -> dict[str, dict[str, float]]:
+def measure(
+    name: str, family: Family, script: Path | None, rounds: int, *, processes: bool = False
+) -> dict[str, dict[str, float]]:
     """Figures of one family, each over ``rounds``."""
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = import_module(f"stagevox.bench.checkpoints.{name}").write(Path(folder) / name)
-        with Omni(str(checkpoint), family.overrides, record_trace=False) as omni:
+        with (Processes if processes else Inline)(checkpoint, family.overrides) as ours:
             if script is None:
-                found = [_ours(omni, family) for _ in range(rounds + 1)]
+                found = [_ours(ours, family) for _ in range(rounds + 1)]
             else:
-                with Reference(script, name, checkpoint) as reference:
-                    _check(omni, family, reference)
-                    found = [_both(omni, family, reference) for _ in range(rounds + 1)]
+                threads = os.cpu_count() or 1 if processes else 1
+                with Reference(script, name, checkpoint, threads) as reference:
+                    _check(ours, family, reference)
+                    found = [_both(ours, family, reference) for _ in range(rounds + 1)]
     found = found[1:]  # the first one warms up
     return {key: report.spread([one[key] for one in found]) for key in found[0]}
 
 
-def _speak(omni: Omni, family: Family, count: int) -> tuple[float, list[OmniResult]]:
-    begin = time.perf_counter()
-    results = omni.generate(list(family.prompts[:count]), family.sampling)
-    seconds = time.perf_counter() - begin
-    assert not any(result.error for result in results), [result.error for result in results]
-    return seconds, results
+def _speak(side: Side, family: Family, count: int) -> Spoken:
+    return side.speak(family.prompts[:count], family.sampling)
 
 
-def _check(omni: Omni, family: Family, reference: Reference) -> None:
+def _check(side: Side, family: Family, reference: Reference) -> None:
     """Both sides say the same."""
-    for ours, theirs in zip(_speak(omni, family, ALL)[1], reference.speak(family, ALL)[1], strict=True):
-        assert np.array_equal(ours.codes, theirs), "codes differ from the reference's: nothing to compare"
+    for ours, theirs in zip(_speak(side, family, ALL).codes, reference.speak(family, ALL)[1], strict=True):
+        assert np.array_equal(ours, theirs), "codes differ from the reference's: nothing to compare"
 
 
-def _ours(omni: Omni, family: Family) -> dict[str, float]:
+def _ours(side: Side, family: Family) -> dict[str, float]:
     figures: dict[str, float] = {}
     for key, count in (("alone", 1), ("eight", ALL)):
-        seconds, results = _speak(omni, family, count)
-        figures[f"{key}.frames_per_second"] = sum(len(result.codes) for result in results) / seconds
-        for stage in results[0].stages:
+        seconds, codes, stages = _speak(side, family, count)
+        figures[f"{key}.frames_per_second"] = sum(map(len, codes)) / seconds
+        for stage in stages:
             if stage.tokens:
                 figures[f"{key}.{stage.name}.ms_per_token"] = stage.ms_per_token
             figures[f"{key}.{stage.name}.share"] = stage.seconds / seconds
     return figures
 
 
-def _both(omni: Omni, family: Family, reference: Reference) -> dict[str, float]:
+def _both(side: Side, family: Family, reference: Reference) -> dict[str, float]:
     alone, codes = reference.speak(family, 1)
     figures = {"alone.reference_frames_per_second": sum(map(len, codes)) / alone}
     eight, codes = reference.speak(family, ALL)
@@ -226,7 +224,7 @@ def _both(omni: Omni, family: Family, reference: Reference) -> dict[str, float]:
     if family.batches:
         batch, codes = reference.speak(family, ALL, together=True)
         figures["eight.reference_batch_frames_per_second"] = sum(map(len, codes)) / batch
-    figures |= _ours(omni, family)
+    figures |= _ours(side, family)
     for key in ("alone", "eight"):
         figures[f"{key}.over_reference"] = figures[f"{key}.frames_per_second"] / figures[f"{key}.reference_frames_per_second"]
     if family.batches:
