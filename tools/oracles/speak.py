@@ -25,7 +25,8 @@ def outside(family: str, checkpoint: str, threads: str) -> None:
     oracle = ORACLES[family]
     python = str(environment.ensure(oracle.environment, oracle.pins)) if oracle.environment else sys.executable
     settings = {**os.environ, "OMP_NUM_THREADS": threads}
-    settings.pop("PYTHONPATH", None)
+    for name in ("PYTHONPATH", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):  # what our side has set for itself
+        settings.pop(name, None)
     os.execve(python, [python, str(Path(__file__).resolve()), family, checkpoint, threads, "inside"], settings)
 
 

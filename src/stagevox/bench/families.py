@@ -2,15 +2,14 @@
 
 Both sides are given the same checkpoint and prompts, take turns, and must make the same codes before anything is timed. ``alone``:
 one request after the other on both sides. ``eight``: eight requests at once on ours; the reference speaks them one by one and, where
-its generate takes batches, as one batch (``over_batch``). Stages share one thread, and the reference has one; with ``--processes``
-each stage has a process, as under the server, and the reference a thread for every processor. The references run in
+its generate takes batches, as one batch (``over_batch``). Our stages share one thread, and the reference has one; with ``--processes``
+each stage has a process, as under the server. (A reference with ``--reference-threads 2`` is slower on two cores.) The references run in
 environments of their own, which ``tools/oracles`` makes: run this from the repository's root, or without a reference.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -162,7 +161,8 @@ def main() -> None:
     options.add_argument("families", nargs="*", metavar="FAMILY", help=f"of {', '.join(FAMILIES)}; all if none is named")
     options.add_argument("--oracles", type=Path, default=Path("tools/oracles"), help="where speak.py is (default tools/oracles)")
     options.add_argument("--no-reference", action="store_true", help="measure ours alone")
-    options.add_argument("--processes", action="store_true", help="a process a stage, and a thread a processor for the reference")
+    options.add_argument("--processes", action="store_true", help="a process a stage")
+    options.add_argument("--reference-threads", type=int, default=1, metavar="N", help="threads of the reference (default 1)")
     args = options.parse_args()
     torch.set_num_threads(1)
     numbers: dict[str, Any] = {"rounds": args.rounds}
@@ -170,14 +170,14 @@ def main() -> None:
         if name not in FAMILIES:
             options.error(f"no family {name!r}; there are {', '.join(FAMILIES)}")
         script = None if args.no_reference else args.oracles / "speak.py"
-        numbers[name] = measure(name, FAMILIES[name], script, args.rounds, processes=args.processes)
+        numbers[name] = measure(name, FAMILIES[name], script, args.rounds, args.reference_threads, processes=args.processes)
         for key, figures in numbers[name].items():
             print(f"{name}.{key}: {figures['median']:.2f} ({figures['min']:.2f} to {figures['max']:.2f})", flush=True)
     report.write(args.json, numbers)
 
 
 def measure(
-    name: str, family: Family, script: Path | None, rounds: int, *, processes: bool = False
+    name: str, family: Family, script: Path | None, rounds: int, threads: int = 1, *, processes: bool = False
 ) -> dict[str, dict[str, float]]:
     """Figures of one family, each over ``rounds``."""
     with tempfile.TemporaryDirectory() as folder:
@@ -186,7 +186,6 @@ def measure(
             if script is None:
                 found = [_ours(ours, family) for _ in range(rounds + 1)]
             else:
-                threads = os.cpu_count() or 1 if processes else 1
                 with Reference(script, name, checkpoint, threads) as reference:
                     _check(ours, family, reference)
                     found = [_both(ours, family, reference) for _ in range(rounds + 1)]

@@ -12,6 +12,8 @@ from stagevox.contract import StageExecutionType
 from stagevox.errors import BadParameterError
 from stagevox.stage.payload import StageInput, StageRequest
 
+from .env import FEW_KERNELS
+
 
 @dataclass(frozen=True, slots=True)
 class StageSpec:
@@ -48,6 +50,8 @@ class StageSpec:
     """Several stages may share one checkpoint: the part of ``config.json`` that is this stage's, such as ``talker_config``."""
     architecture: str | None = None
     """The name of the stage's model class in the registry; None for the one in ``config.json``."""
+    kernels: int = FEW_KERNELS
+    """How many kernels oneDNN keeps in the stage's own process, one for each layer and shape (:mod:`.env`)."""
     extra_token: bool = False
     """A sampled token has exported rows only once it was fed. True lets the engine sample one token more than
     ``max_tokens`` and throw it away, so that every token that is returned has its rows."""

@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 
 from stagevox.connectors.base import Chunk
 from stagevox.contract import CODES, NUM_COMPUTED_TOKENS, SAMPLE_RATE, WAVEFORM, OmniOutput, OwnedBatchTensor, RowsAt
 from stagevox.errors import ConfigError, ContractError, MissingStateError
 from stagevox.stage.payload import StageInput, StageRequest
 
-from .vocoder import Vocoder
+from .vocoder import Vocoder, rounded
 
 CODES_STATE = "codes"
 """State: LongTensor ``[frames so far, Q]``; row p is the frame at position p."""
@@ -44,7 +45,10 @@ class WindowedVocoder(Vocoder):
         self.sample_rate = sample_rate
 
     def decode(self, pieces: Sequence[Piece], codes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Samples of each piece; its ``codes [end - first, Q]`` begin with the context. A result may be a view of all of them."""
+        """Samples of each piece; its ``codes [>= end - first, Q]`` begin with the context and end with filling.
+
+        A result may be a view of what was made for all.
+        """
         raise NotImplementedError
 
     def forward(
@@ -64,7 +68,7 @@ class WindowedVocoder(Vocoder):
             pieces += self._pieces(index, state, end - start)
         made: list[list[torch.Tensor]] = [[] for _ in model_intermediate_buffer]
         if pieces:
-            codes = [model_intermediate_buffer[piece.request][CODES_STATE][piece.first : piece.end] for piece in pieces]
+            codes = [_filled(model_intermediate_buffer[piece.request][CODES_STATE], piece) for piece in pieces]
             for piece, samples in zip(pieces, self.decode(pieces, codes), strict=True):
                 made[piece.request].append(samples)
         # Joined samples are the request's own memory, also where it is only one part.
@@ -130,6 +134,12 @@ class WindowedInput:
     def drop(self, req_id: str) -> None:
         """Forget a request."""
         self._open.pop(req_id, None)
+
+
+def _filled(codes: torch.Tensor, piece: Piece) -> torch.Tensor:
+    """A piece's codes with its context, and as many zeros after them as make a common length."""
+    count = piece.end - piece.start
+    return F.pad(codes[piece.first : piece.end], (0, 0, 0, rounded(count) - count))
 
 
 _NO_SAMPLES = torch.zeros(0)

@@ -238,7 +238,7 @@ def main() -> int:
         line += more
     launch = decode_launch(line)
     end_with(stdin, launch)
-    prepare_inline_process()
+    prepare_inline_process(launch.spec.kernels)
     hush_libraries()
     # What libraries print goes where logs go; nobody reads standard output.
     with contextlib.redirect_stdout(sys.stderr):

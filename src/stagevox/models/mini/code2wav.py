@@ -12,7 +12,7 @@ from vllm.config import VllmConfig
 
 from stagevox.contract import NUM_COMPUTED_TOKENS, SAMPLE_RATE, WAVEFORM, OmniOutput, OwnedBatchTensor
 from stagevox.errors import CheckpointError, ContractError, MissingStateError
-from stagevox.models.vocoder import Vocoder
+from stagevox.models.vocoder import Vocoder, rounded
 
 from .config import MiniCode2WavConfig
 from .layers import Affine, Dense, linear, load_strict, weight
@@ -126,7 +126,7 @@ class MiniCode2WavNet(nn.Module):
         )
 
     def forward(self, spans: Sequence[Span]) -> list[torch.Tensor]:
-        """Samples ``[(end - start) * 640]`` of each span; shorter spans are padded on the right, where nothing looks."""
+        """Samples ``[(end - start) * 640]`` of each span; shorter spans are filled up on the right, where nothing looks."""
         if self._plans is None:
             self._plans = self._make_plans()
         pre, up, post, head, window = self._plans
@@ -163,7 +163,7 @@ class MiniCode2WavNet(nn.Module):
 
     def _codes(self, spans: Sequence[Span]) -> torch.Tensor:
         """Each span's frames with its left context, ``[B, context + longest span, Q]``."""
-        length = self.context + max(span.end - span.start for span in spans)
+        length = self.context + rounded(max(span.end - span.start for span in spans))
         out = torch.zeros(len(spans), length, len(self.config.codebook_sizes), dtype=torch.long)
         for row, span in zip(out, spans, strict=True):
             first = span.start - self.context

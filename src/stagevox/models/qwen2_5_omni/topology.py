@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from stagevox.config.env import MANY_KERNELS
 from stagevox.config.topology import StageSpec, Topology
 from stagevox.contract import StageExecutionType
 
@@ -96,6 +97,7 @@ def stages(folder: Path, config: Any) -> tuple[StageSpec, ...]:
                 "skip_tokenizer_init": True,
             },
             input_adapter=f"{bridge}:Code2WavInput",
+            kernels=MANY_KERNELS,
             config_part="token2wav_config",
             architecture="Qwen2_5OmniToken2Wav",
         ),

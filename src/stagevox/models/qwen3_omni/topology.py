@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import Qwen3OmniMoeConfig
 
+from stagevox.config.env import MANY_KERNELS
 from stagevox.config.topology import StageSpec, Topology
 from stagevox.contract import StageExecutionType
 from stagevox.errors import CheckpointError
@@ -102,6 +103,7 @@ def _stages(folder: Path) -> tuple[StageSpec, ...]:
                 "enable_prefix_caching": False,
             },
             input_adapter=f"{bridge}:Code2WavInput",
+            kernels=MANY_KERNELS,
         ),
     )
 

@@ -42,15 +42,15 @@ class Qwen3TTSCode2Wav(WindowedVocoder):
         return loaded
 
     def decode(self, pieces: Sequence[Piece], codes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Samples of each piece; shorter ones are padded on the right, where the decoder doesn't look."""
+        """Samples of each piece; shorter ones are filled up on the right, where the decoder doesn't look."""
         device = self.decoder.pre_conv.conv.weight.device
         latents = self.decoder.latents(pad_sequence(list(codes), batch_first=True).to(device).transpose(1, 2))
         # The convolutions get what they can see of the frames before the piece, counted from the window's first one.
-        bounds = [(max(0, piece.start - piece.first - self.decoder.reach), piece.end - piece.first) for piece in pieces]
-        seen = [row[first:end] for row, (first, end) in zip(latents, bounds, strict=True)]
+        begins = [max(0, piece.start - piece.first - self.decoder.reach) for piece in pieces]
+        seen = [row[begin : len(each)] for row, begin, each in zip(latents, begins, codes, strict=True)]
         samples = self.decoder.samples(pad_sequence(seen, batch_first=True))
         rate = self.decoder.samples_per_frame
         return [
-            row[(piece.start - piece.first - first) * rate : (end - first) * rate]
-            for row, piece, (first, end) in zip(samples, pieces, bounds, strict=True)
+            row[(piece.start - piece.first - begin) * rate : (piece.end - piece.first - begin) * rate]
+            for row, piece, begin in zip(samples, pieces, begins, strict=True)
         ]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from stagevox.config.env import MANY_KERNELS
 from stagevox.config.sampling import check_sampling
 from stagevox.config.topology import StageSpec, Topology
 from stagevox.contract import StageExecutionType
@@ -132,6 +133,7 @@ def _stages(folder: Path, talker: Mapping[str, Any]) -> tuple[StageSpec, StageSp
             # Ids only hold places: to the prefix cache all requests would look alike.
             engine_args={**ENGINE, "max_model_len": length, "kv_cache_memory_bytes": MIB, "enable_prefix_caching": False},
             input_adapter=f"{bridge}:Code2WavInput",
+            kernels=MANY_KERNELS,
         ),
     )
 
