@@ -151,7 +151,7 @@ def test_a_stream_is_heard_while_it_is_made_and_is_the_same(server, omni):
     audios = [delta.audio for delta in deltas if delta.audio and delta.audio.data]
     assert "".join(delta.content or "" for delta in deltas) == SAID
     assert_same(b"".join(base64.b64decode(audio.data) for audio in audios)[44:], result.audio)
-    assert len(audios) >= 4  # the chunks of 4, 12, 36 and 28 frames
+    assert len(audios) >= 4  # the chunks of 6, 12, 36 and 26 frames
     assert [chunk.choices[0].finish_reason for chunk in chunks].count("stop") == 1
 
 

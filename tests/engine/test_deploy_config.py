@@ -55,7 +55,7 @@ def test_what_the_file_says_is_what_runs(tmp_path):
     assert (engine.scheduler_config.max_num_seqs, engine.cache_config.kv_cache_memory_bytes) == (2, 24 << 20)
     assert [row.span for row in prompt] == [4, 2]  # the platform's budget, and so a cut prompt
     assert (len(result.codes), result.finish_reason) == (30, "length")  # the operator's cap, though the adapter sets its own
-    # Chunks of 3, 7, 7, 7, 6 frames instead of 4, 12, 14: 640 samples a frame, the last one held back until the end.
+    # Chunks of 3, 7, 7, 7, 6 frames instead of 6, 12, 12: 640 samples a frame, the last one held back until the end.
     assert len(pieces) == 5 and len(plain_pieces) < len(plain.codes) / 7 and pieces[0] < plain_pieces[0]
     # The file's seed is what a client's is, in other chunks and spans; and the client's own parameters win.
     assert np.array_equal(result.codes, seeded.codes) and np.array_equal(result.audio, seeded.audio)

@@ -9,12 +9,12 @@ from torch import nn
 
 
 def rounded(frames: int) -> int:
-    """``frames`` or a few more, at most a quarter from 16 on: 4, 8, ... 32, 40, ... 64, 80, ...
+    """``frames`` or a few more, at most a quarter from 4 on: 2, 4, ... 16, 20, ... 32, 40, ... 64, 80, ...
 
     oneDNN compiles a convolution for every length that it meets, which takes as long as many frames do. So what is of any length, such
     as the last chunk of a speech, is filled up on the right, where a causal net doesn't look, and few lengths are met.
     """
-    step = max(4, 1 << max(0, (frames - 1).bit_length() - 3))
+    step = max(2, 1 << max(0, (frames - 1).bit_length() - 3))
     return -(-frames // step) * step
 
 

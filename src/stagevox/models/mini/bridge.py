@@ -20,7 +20,7 @@ from stagevox.stage.payload import StageInput, StageRequest
 from .pieces import WEIGHTS, PieceTable
 from .text import ThinkerTokenizer
 
-CHUNK_FRAMES = (4, 12, 36, 64)
+CHUNK_FRAMES = (6, 12, 36, 64)
 """Frames of a request's first chunks, the last number for all that follow. The first is small: sound starts early."""
 
 
