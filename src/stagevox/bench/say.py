@@ -31,17 +31,9 @@ from stagevox.omni import Omni  # noqa: E402
 
 from . import report  # noqa: E402
 from .oracle import load_reference  # noqa: E402
+from .serve.prompts import BUILT_IN  # noqa: E402
 
-TEXTS = (
-    "sixty two minus nineteen equals forty three",
-    "five six five one seven nine",
-    "the answer is thirty five",
-    "fifty seven minus thirty is twenty seven",
-    "thirty one plus nineteen is fifty",
-    "go to the small pink chair on the left",
-    "thirty seven minus fifteen is twenty two",
-    "seven three seven zero three",
-)
+TEXTS = BUILT_IN
 """Speech of 60 to 108 frames."""
 
 
