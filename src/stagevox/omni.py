@@ -14,11 +14,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stagevox.audio.stream import Samples, SampleStream
+from stagevox.audio.check import Samples
+from stagevox.audio.stream import SampleStream
 from stagevox.config.env import prepare_inline_process
 from stagevox.config.multi_step import FIELD
 from stagevox.connectors.local import LocalConnector
-from stagevox.errors import BadParameterError, BadRequestError, ClosedError, ConfigError, RequestFailedError, StagevoxError
+from stagevox.errors import (
+    BadParameterError,
+    BadRequestError,
+    ClosedError,
+    ConfigError,
+    RequestFailedError,
+    SamplesError,
+    StagevoxError,
+)
 from stagevox.pipeline.events import ClientEvent, EmitOutput, FinishRequest
 from stagevox.pipeline.inline import InlineDriver
 from stagevox.pipeline.orchestrator import Orchestrator
@@ -271,7 +280,7 @@ class _Answer:
         if stage == self._last and waveform in output.multimodal:
             try:
                 self._samples.push(output.multimodal[waveform])
-            except ValueError as error:
+            except SamplesError as error:
                 self._fault = RequestFailedError(f"{stage}: {error}")
                 driver.fail(self.req_id, self._fault)  # which knows it no longer if these were its last samples
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stagevox.errors import SamplesError
 
-from .stream import Samples
+Samples = NDArray[np.float32]
+"""Mono samples ``[samples]`` in [-1, 1]."""
 
 
 def as_samples(values: Any) -> Samples:

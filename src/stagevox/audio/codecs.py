@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .check import Samples
 from .mp3_info import DECODER_DELAY, info_frame
-from .stream import Samples
 from .wav import pcm16
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import numpy as np
 
 from stagevox.errors import BadMediaError
 
+from .check import Samples
 from .filters import Resampler
-from .stream import Samples
 
 if TYPE_CHECKING:
     from av import AudioCodecContext, AudioFrame

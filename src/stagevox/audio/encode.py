@@ -6,11 +6,10 @@ from typing import Any, Protocol
 
 from stagevox.errors import BadParameterError, ClosedError, ConfigError
 
-from .check import as_samples, saturated
+from .check import Samples, as_samples, saturated
 from .codecs import SPECS, Mp3Codec, MuxedCodec
 from .filters import Resampler
 from .plain import PcmCodec, WavCodec
-from .stream import Samples
 
 MIME_TYPES = {
     "wav": "audio/wav",

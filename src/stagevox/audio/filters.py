@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .stream import Samples
+from .check import Samples
 
 if TYPE_CHECKING:
     from av.filter import Graph

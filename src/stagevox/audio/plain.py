@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from .stream import Samples
+from .check import Samples
 from .wav import pcm16
 
 UNKNOWN_SIZE = 0xFFFFFFFF

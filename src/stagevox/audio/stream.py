@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Samples = NDArray[np.float32]
-"""Mono samples ``[samples]`` in [-1, 1]."""
+from .check import Samples, as_samples
 
 
 class SampleStream:
@@ -23,13 +21,9 @@ class SampleStream:
         """Add one chunk (an array or CPU tensor ``[samples]``) and return it as float32.
 
         Raises:
-            ValueError: not one-dimensional, or not finite.
+            SamplesError: no numbers, not one-dimensional, or not finite.
         """
-        chunk = np.asarray(samples).astype(np.float32)
-        if chunk.ndim != 1:
-            raise ValueError(f"samples have shape {list(chunk.shape)}, expected [samples]")
-        if not np.isfinite(chunk).all():
-            raise ValueError("samples are not finite")
+        chunk = as_samples(samples).copy()  # whoever gave them may write there again
         self._chunks.append(chunk)
         self.num_samples += len(chunk)
         return chunk

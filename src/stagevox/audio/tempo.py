@@ -10,9 +10,8 @@ import numpy as np
 
 from stagevox.errors import BadParameterError, ClosedError
 
-from .check import as_samples
+from .check import Samples, as_samples
 from .filters import FilterStage
-from .stream import Samples
 
 SLOWEST, FASTEST = 0.25, 4.0
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from stagevox.errors import ConfigError
 
-from .stream import Samples
+from .check import Samples
 
 
 def pcm16(samples: Samples) -> bytes:

@@ -6,12 +6,14 @@ import argparse
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from stagevox.errors import ConfigError
+
+from . import numbers
 
 API_KEY_VARIABLE = "STAGEVOX_API_KEY"
 SERVE = """\
@@ -43,16 +45,20 @@ def _add_serve(inner: Any) -> None:
     where = parser.add_argument_group("the server")
     where.add_argument("--base-url", metavar="URL", help="instead of --host and --port")
     where.add_argument("--host", default="127.0.0.1", help="(default: %(default)s)")
-    where.add_argument("--port", type=_integer(1, 65535), default=8000, help="(default: %(default)s)")
+    where.add_argument("--port", type=numbers.integer(1, 65535), default=8000, help="(default: %(default)s)")
     where.add_argument("--api-key", metavar="KEY", help=f"(or {API_KEY_VARIABLE})")
-    where.add_argument("--ready-timeout", type=_number(0), default=0.0, metavar="S", help="wait for /health (default: not)")
+    where.add_argument(
+        "--ready-timeout", type=numbers.number(0), default=0.0, metavar="S", help="wait for /health (default: not)"
+    )
     what = parser.add_argument_group("the requests")
     what.add_argument("--endpoint", choices=("speech", "chat"), default="speech", help="(default: %(default)s)")
     what.add_argument(
         "--modalities", nargs="+", choices=("text", "audio"), default=["text", "audio"], help="of chat (default: both)"
     )
     what.add_argument("--prompts", type=Path, metavar="FILE", help="a prompt a line (default: sentences for the packaged voice)")
-    what.add_argument("--num-prompts", type=_integer(1), default=16, metavar="N", help="requests of a run (default: %(default)s)")
+    what.add_argument(
+        "--num-prompts", type=numbers.integer(1), default=16, metavar="N", help="requests of a run (default: %(default)s)"
+    )
     what.add_argument("--model", metavar="NAME", help="the requests' model (default: the server's)")
     what.add_argument("--voice", metavar="NAME", help="(default: the model's)")
     what.add_argument("--audio-format", choices=("wav", "pcm"), default="wav", help="(default: %(default)s)")
@@ -60,22 +66,30 @@ def _add_serve(inner: Any) -> None:
     how = parser.add_argument_group("the load")
     how.add_argument(
         "--request-rate",
-        type=_number(0, above=True),
+        type=numbers.number(0, above=True),
         default=math.inf,
         metavar="R",
         help="requests a second (default: all at once)",
     )
     how.add_argument(
-        "--burstiness", type=_number(0, above=True), default=1.0, metavar="B", help="1 is a Poisson process, less is bursts"
+        "--burstiness",
+        type=numbers.number(0, above=True),
+        default=1.0,
+        metavar="B",
+        help="1 is a Poisson process, less is bursts",
     )
     how.add_argument(
-        "--max-concurrency", type=_integer(1), nargs="+", metavar="N", help="requests in flight; several: a run each"
+        "--max-concurrency", type=numbers.integer(1), nargs="+", metavar="N", help="requests in flight; several: a run each"
     )
-    how.add_argument("--repeats", type=_integer(1), default=1, metavar="N", help="runs of each, for their spread (default: 1)")
-    how.add_argument("--num-warmups", type=_integer(0), default=2, metavar="N", help="requests before, unmeasured (default: 2)")
-    how.add_argument("--seed", type=_integer(0), default=0, metavar="N", help="of the times of arrival (default: 0)")
     how.add_argument(
-        "--timeout", type=_number(0, above=True), default=120.0, metavar="S", help="of a request (default: %(default)g)"
+        "--repeats", type=numbers.integer(1), default=1, metavar="N", help="runs of each, for their spread (default: 1)"
+    )
+    how.add_argument(
+        "--num-warmups", type=numbers.integer(0), default=2, metavar="N", help="requests before, unmeasured (default: 2)"
+    )
+    how.add_argument("--seed", type=numbers.integer(0), default=0, metavar="N", help="of the times of arrival (default: 0)")
+    how.add_argument(
+        "--timeout", type=numbers.number(0, above=True), default=120.0, metavar="S", help="of a request (default: %(default)g)"
     )
     out = parser.add_argument_group("the report")
     out.add_argument(
@@ -164,26 +178,6 @@ def _make_folder(folder: Path) -> None:
     except OSError as error:
         raise ConfigError("save_wavs", f"can't make the folder {str(folder)!r}: {error.strerror or error}") from None
     check_writable("save_wavs", folder / "check.wav")
-
-
-def _integer(low: int, high: float = math.inf) -> Callable[[str], int]:
-    def integer(given: str) -> int:
-        number = int(given)
-        if not low <= number <= high:
-            raise argparse.ArgumentTypeError(f"not from {low} to {high}: {given}")
-        return number
-
-    return integer
-
-
-def _number(low: float, *, above: bool = False) -> Callable[[str], float]:
-    def number(given: str) -> float:
-        value = float(given)
-        if math.isnan(value) or value < low or (above and value == low):
-            raise argparse.ArgumentTypeError(f"not {'above' if above else 'at least'} {low:g}: {given}")
-        return value
-
-    return number
 
 
 def _percentiles(given: str) -> tuple[float, ...]:

@@ -6,12 +6,13 @@ import argparse
 import asyncio
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from stagevox.errors import ConfigError
+from stagevox.observe.log import FORMATS
 
+from . import numbers
 from .deploy_options import add_deploy_options, blueprint_of
 
 API_KEY_VARIABLE = "STAGEVOX_API_KEY"
@@ -33,7 +34,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("model", metavar="MODEL", nargs="?", default="mini", help="a packaged model or a folder (default: mini)")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    parser.add_argument("--port", type=_integer(0, 65535), default=8000, help="0 takes a free one (default: %(default)s)")
+    parser.add_argument("--port", type=numbers.integer(0, 65535), default=8000, help="0 takes a free one (default: %(default)s)")
     parser.add_argument(
         "--api-key", action="append", metavar="KEY", help=f"needed under /v1; may be given often (or {API_KEY_VARIABLE})"
     )
@@ -44,21 +45,23 @@ def add_parser(commands: Any) -> None:
         "--driver", default="process", help="process: one a stage; inline: all in this one (default: %(default)s)"
     )
     parser.add_argument(
-        "--max-running", type=_integer(1), default=32, metavar="N", help="requests at a time (default: %(default)s)"
+        "--max-running", type=numbers.integer(1), default=32, metavar="N", help="requests at a time (default: %(default)s)"
     )
     parser.add_argument(
-        "--max-queue", type=_integer(0), default=128, metavar="N", help="requests that wait (default: %(default)s)"
+        "--max-queue", type=numbers.integer(0), default=128, metavar="N", help="requests that wait (default: %(default)s)"
     )
     parser.add_argument(
-        "--max-body-mib", type=_integer(1), default=32, metavar="N", help="size of a request (default: %(default)s)"
+        "--max-body-mib", type=numbers.integer(1), default=32, metavar="N", help="size of a request (default: %(default)s)"
     )
     parser.add_argument(
         "--deadline",
-        type=_seconds,
+        type=numbers.seconds,
         metavar="S",
         help="wait for a stage's input (default: the deploy file's deadlines.input, or 30)",
     )
-    parser.add_argument("--drain-timeout", type=_seconds, default=30.0, metavar="S", help="after SIGTERM (default: %(default)g)")
+    parser.add_argument(
+        "--drain-timeout", type=numbers.seconds, default=30.0, metavar="S", help="after SIGTERM (default: %(default)g)"
+    )
     parser.add_argument(
         "--on-stage-death",
         choices=("exit", "restart", "stay"),
@@ -72,16 +75,14 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--cors-origins", nargs="+", metavar="ORIGIN", help="pages that may call from a browser (default: none)")
     parser.add_argument("--trace", metavar="FILE", help="write a timeline of stages and requests that opens in Perfetto")
     parser.add_argument(
-        "--trace-mib", type=_integer(1), default=64, metavar="N", help="most of the trace to keep (default: %(default)s)"
+        "--trace-mib", type=numbers.integer(1), default=64, metavar="N", help="most of the trace to keep (default: %(default)s)"
     )
     parser.add_argument("--no-playground", action="store_true", help="no page at / to try the voice with")
     parser.add_argument("--access-log", action="store_true", help="a line for each request")
     parser.add_argument(
         "--log-level", choices=("debug", "info", "warning", "error"), default="info", help="(default: %(default)s)"
     )
-    parser.add_argument(
-        "--log-format", choices=("human", "json"), default="human", help="json is one object a line (default: %(default)s)"
-    )
+    parser.add_argument("--log-format", choices=FORMATS, default="human", help="json is one object a line (default: %(default)s)")
     add_deploy_options(parser)
     parser.set_defaults(run=run)
 
@@ -146,23 +147,6 @@ def run(args: argparse.Namespace) -> int:
             )
         )
     return 0
-
-
-def _integer(low: int, high: float = float("inf")) -> Callable[[str], int]:
-    def integer(given: str) -> int:
-        number = int(given)
-        if not low <= number <= high:
-            raise argparse.ArgumentTypeError(f"not from {low} to {high}: {given}")
-        return number
-
-    return integer
-
-
-def _seconds(given: str) -> float:
-    seconds = float(given)
-    if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"not a number of seconds above 0: {given}")
-    return seconds
 
 
 def _keys(given: list[str] | None) -> tuple[str, ...]:

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from stagevox.audio.check import as_samples
-from stagevox.audio.stream import Samples
+from stagevox.audio.check import Samples, as_samples
 from stagevox.contract import CODES, WAVEFORM
 from stagevox.errors import ClosedError, RequestFailedError, SamplesError
 from stagevox.pipeline.events import ClientEvent, EmitOutput, FinishRequest

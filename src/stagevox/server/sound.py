@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from stagevox.audio.check import as_samples
+from stagevox.audio.check import Samples, as_samples
 from stagevox.audio.encode import HIGHEST_RATE, LOWEST_RATE, check_format, make_encoder
-from stagevox.audio.stream import Samples
 from stagevox.audio.tempo import Tempo, check_speed
 from stagevox.errors import BadRequestError
 

@@ -41,6 +41,7 @@ class StageEngine:
         self.name = spec.name
         self._spec = spec
         config = make_config(spec, overrides or {}, record=record)
+        self._media = MediaReader(spec.name, config)
         try:
             self._core = EngineCore(config, Executor.get_class(config), log_stats=False)
         except ValueError as error:  # such as a KV pool too small for one request
@@ -55,7 +56,6 @@ class StageEngine:
         self._scheduler.make_request = self._make_request
         self._unshared = itertools.count()
         self._max_model_len = config.model_config.max_model_len
-        self._media = MediaReader(spec.name, config)
 
     def add(self, request: StageRequest) -> None:
         """Register a request; it runs at once if it has a prompt, else it waits for its input."""

@@ -12,7 +12,7 @@ import torch
 
 from stagevox.audio.stream import SampleStream
 from stagevox.audio.wav import check_writable, pcm16, wav_bytes, write_whole
-from stagevox.errors import ConfigError
+from stagevox.errors import ConfigError, SamplesError
 
 
 def test_a_strict_reader_gets_every_sample(tmp_path):
@@ -97,5 +97,5 @@ def test_a_stream_keeps_its_own_copy(make):
 
 @pytest.mark.parametrize("samples", [[np.nan], [np.inf], [[1.0]], 1.0])
 def test_what_is_no_sound_is_refused(samples):
-    with pytest.raises(ValueError, match="samples"):
+    with pytest.raises(SamplesError, match="samples"):
         SampleStream(10).push(samples)
