@@ -155,19 +155,6 @@ def plan_outputs(
     return made
 
 
-def slice_outputs(
-    rows: Sequence[RowPhase],
-    values: Mapping[str, Any] | None,
-    num_tokens: int,
-    memory: OutputMemory | None = None,
-    *,
-    hook: str = "make_omni_output",
-) -> Outputs:
-    """:func:`plan_outputs`, done at once."""
-    step = plan_outputs(rows, values, num_tokens, memory, hook=hook)
-    return step.result() if step is not None else {}
-
-
 def owned(value: Any, num_tokens: int | None = None) -> Any:
     """The tensor of an :class:`OwnedBatchTensor`; any other tensor copied, or its first rows, since its storage may be reused."""
     if isinstance(value, OwnedBatchTensor):

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from stagevox.contract import RowPhase
-from stagevox.stage.outputs import OutputMemory, slice_outputs
+from stagevox.stage.outputs import OutputMemory
+from tests.unit.stage.slices import slice_outputs
 
 
 def step(memory: OutputMemory, *spans: tuple[str, int, int, int, int]) -> dict[str, list[int]]:

@@ -5,7 +5,8 @@ import torch
 
 from stagevox.contract import OwnedBatchTensor, RowPhase
 from stagevox.errors import HookCountError, HookShapeError
-from stagevox.stage.outputs import owned, slice_outputs
+from stagevox.stage.outputs import owned
+from tests.unit.stage.slices import slice_outputs
 from tests.unit.stage.toy import MTP, PROMPT_HOOK, BatchMTPModel, ScalarModel, Steps, row
 
 SPANS = {"a": 3, "b": 1, "c": 5}
