@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import io
 import os
 import stat
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from urllib.parse import unquote, urlsplit
 
 from stagevox.audio.decode import decode_clip
 from stagevox.errors import BadMediaError, BadRequestError
+from stagevox.images import open_image
 
 from .net import Fetcher
 from .settings import ServerSettings
@@ -144,9 +144,7 @@ def _decode(part: MediaPart, data: bytes, max_bytes: int) -> Any:
 
 
 def _image(data: bytes, param: str) -> Any:
-    from PIL import Image
-
-    with Image.open(io.BytesIO(data)) as image:
+    with open_image(data, param) as image:
         if image.width * image.height > MAX_PIXELS:
             raise BadMediaError(param, f"more than {MAX_PIXELS} pixels")
         image.load()

@@ -25,6 +25,7 @@ from PIL import Image
 
 from stagevox.audio.wav import wav_bytes
 from stagevox.errors import BadMediaError
+from stagevox.models.prompts.media import read_media
 from stagevox.server.media import MediaLoader, MediaPart
 from stagevox.server.net import Fetcher, is_public
 from stagevox.server.settings import ServerSettings
@@ -94,6 +95,30 @@ def test_damaged_images(serve, data):
         "/v1/chat/completions", ask(image(f"data:image/png;base64,{b64(data)}"))
     )
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "messages[0].content[1].image_url.url"
+
+
+def in_format(kind):
+    file = io.BytesIO()
+    Image.new("RGB", (4, 3), (200, 10, 10)).save(file, kind)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "BMP"])
+def test_formats_of_images(kind):
+    image = load(MediaPart("image", "x", data=b64(in_format(kind))))
+    assert (image.size, image.mode) == ((4, 3), "RGB")
+    np.testing.assert_allclose(read_media({"images": [in_format(kind)]}, 16_000)["image"][0], np.asarray(image))
+
+
+@pytest.mark.parametrize("kind", ["EPS", "TIFF", "PPM", "ICO", "TGA"])
+def test_other_formats_are_not_even_opened(kind):
+    """Pillow could: it wrote them."""
+    data = in_format(kind)
+    assert "no image" in fail(MediaPart("image", "x", data=b64(data)))
+    for read in (lambda: load(MediaPart("image", "x", data=b64(data))), lambda: read_media({"images": [data]}, 16_000)):
+        with pytest.raises(BadMediaError) as caught:
+            read()
+        assert caught.value.allowed == ("PNG", "JPEG", "WEBP", "GIF", "BMP") and "PNG, JPEG" in str(caught.value)
 
 
 def test_too_many_and_too_large(serve):
