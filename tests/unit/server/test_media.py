@@ -23,6 +23,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from PIL import Image
 
+from stagevox.audio import decode
+from stagevox.audio.encode import encoded
 from stagevox.audio.wav import wav_bytes
 from stagevox.errors import BadMediaError
 from stagevox.models.prompts.media import read_media
@@ -129,13 +131,48 @@ def test_too_many_and_too_large(serve):
     assert answer.status_code == 400 and "bytes" in answer.json()["error"]["message"]
 
 
+def flac_of_silence(seconds):
+    """20 times smaller than its samples, at the least."""
+    data = encoded("flac", np.zeros(16_000 * seconds, np.float32), 16_000)
+    assert len(data) * 20 < 64_000 * seconds
+    return data
+
+
+@pytest.mark.parametrize(
+    "part, name, size",
+    [
+        (image(f"data:image/png;base64,{b64(png((100, 100)))}"), "image_url.url", 40_000),
+        (audio(flac_of_silence(2)), "input_audio.data", 128_000),
+    ],
+    ids=["images", "sounds"],
+)
+def test_what_a_request_s_media_take_decoded_is_bounded_together(serve, monkeypatch, part, name, size):
+    """Three fit; of the fourth, nothing is decoded but a piece of sound."""
+    pixels, samples = [], []
+    convert, mono = Image.Image.convert, decode._mono
+    monkeypatch.setattr(Image.Image, "convert", lambda self, mode: pixels.append(self.width * self.height) or convert(self, mode))
+    monkeypatch.setattr(decode, "_mono", lambda frame: samples.append(frame.samples) or mono(frame))
+    server = serve(blueprint=make_blueprint(MediaFrontEnd()), max_decoded_bytes=3 * size)
+    assert server.post("/v1/chat/completions", ask(*[part] * 3)).status_code == 200
+    assert 4 * sum(pixels + samples) == 3 * size
+    pixels.clear(), samples.clear()
+    answer = server.post("/v1/chat/completions", ask(*[part] * 6))
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (400, "media_too_large")
+    assert error["param"] == f"messages[0].content[4].{name}" and str(3 * size) in error["message"]
+    assert 3 * size <= 4 * sum(pixels + samples) < 3.5 * size
+    assert len(server.client.submitted) == 1
+    assert server.post("/v1/chat/completions", ask(part)).status_code == 200  # each request has a budget of its own
+
+
 def test_an_image_of_too_many_pixels(monkeypatch):
     monkeypatch.setattr("stagevox.server.media.MAX_PIXELS", 10)
     assert "pixels" in fail(MediaPart("image", "x", data=b64(png())))
 
 
 def load(part, fetcher=None, **settings):
-    return asyncio.run(MediaLoader(ServerSettings(**settings), fetcher).load(part))
+    loader = MediaLoader(ServerSettings(**settings), fetcher)
+    return asyncio.run(loader.load(part, loader.budget()))
 
 
 def fail(part, fetcher=None, **settings):
