@@ -1,11 +1,10 @@
-"""Sounds, images and videos of messages: where their bytes may come from, and what a front end is given.
+"""Sounds and images of messages: where their bytes may come from, and what a front end is given.
 
 =========== ================== ==========================================================
 kind        prompt field       value
 =========== ================== ==========================================================
 sound       ``audios``         ``(float32 [samples], Hz)``, mono
 image       ``images``         a ``PIL.Image.Image`` in RGB
-video       ``videos``         the file's bytes
 =========== ================== ==========================================================
 """
 
@@ -29,7 +28,7 @@ from .errors import ApiError, refused
 from .net import Fetcher
 from .settings import ServerSettings
 
-FIELDS = {"audio": "audios", "image": "images", "video": "videos"}
+FIELDS = {"audio": "audios", "image": "images"}
 """Kinds of media and the prompt's fields for them."""
 
 MAX_PIXELS = 64_000_000
@@ -154,8 +153,6 @@ def _read_within(root: str, path: str, size: int) -> bytes | None:
 
 
 def _decode(part: MediaPart, data: bytes, max_bytes: int, budget: MediaBudget) -> Any:
-    if part.kind == "video":
-        return data
     try:
         if part.kind == "audio":
             clip = decode_clip(

@@ -27,7 +27,7 @@ from stagevox.audio import decode
 from stagevox.audio.encode import encoded
 from stagevox.audio.wav import wav_bytes
 from stagevox.errors import BadMediaError
-from stagevox.models.prompts.media import read_media
+from stagevox.models.prompts.media import MAX_SIDE, read_media
 from stagevox.server.media import MediaLoader, MediaPart
 from stagevox.server.net import Fetcher, is_public
 from stagevox.server.settings import ServerSettings
@@ -168,6 +168,39 @@ def test_what_a_request_s_media_take_decoded_is_bounded_together(serve, monkeypa
 def test_an_image_of_too_many_pixels(monkeypatch):
     monkeypatch.setattr("stagevox.server.media.MAX_PIXELS", 10)
     assert "pixels" in fail(MediaPart("image", "x", data=b64(png())))
+
+
+class ReadingFrontEnd(MediaFrontEnd):
+    """Reads media as those of published models do, which take videos too."""
+
+    fields = (*MediaFrontEnd.fields, "videos")
+
+    def admit(self, req_id, prompt):
+        read_media(prompt, 16_000)
+        return super().admit(req_id, prompt)
+
+
+def test_what_the_front_end_finds_has_the_client_s_name(serve):
+    """A side that only the front end minds."""
+    server = serve(blueprint=make_blueprint(ReadingFrontEnd()))
+    good, long = (image(f"data:image/png;base64,{b64(png(size))}") for size in ((4, 3), (MAX_SIDE + 1, 1)))
+    assert server.post("/v1/chat/completions", ask(good, audio(WAV), good)).status_code == 200
+    answer = server.post("/v1/chat/completions", ask(good, audio(WAV), long))
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (400, "bad_media")
+    assert error["param"] == "messages[0].content[3].image_url.url"
+    assert error["message"].startswith("messages[0].content[3].image_url.url: shape [1, 16385, 3]")
+
+
+def test_videos_are_not_supported_over_http(serve):
+    """Also where the model takes some: front ends take frames."""
+    server = serve(blueprint=make_blueprint(ReadingFrontEnd()))
+    video = {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}
+    answer = server.post("/v1/chat/completions", ask(audio(WAV), video))
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (400, "unsupported_media")
+    assert error["param"] == "messages[0].content[2].video_url.url" and "not supported over HTTP" in error["message"]
+    assert not server.client.submitted
 
 
 def load(part, fetcher=None, **settings):
