@@ -61,6 +61,7 @@ def _names(media: Sequence[MediaPart]) -> dict[str, str]:
 
 def _turn(number: int, message: Message, state: ServerState, media: list[MediaPart]) -> dict[str, Any]:
     param = f"messages[{number}]"
+    role = "system" if message.role == "developer" else message.role  # OpenAI's new name, which chat templates don't know
     content = message.content
     if content is None and message.audio is not None:
         content = message.audio.transcript or state.transcripts.get(message.audio.id)
@@ -69,11 +70,11 @@ def _turn(number: int, message: Message, state: ServerState, media: list[MediaPa
     if content is None:
         raise refused(f"{param}.content", "is missing")
     if isinstance(content, str):
-        return {"role": message.role, "content": [{"type": "text", "text": content}]}
+        return {"role": role, "content": [{"type": "text", "text": content}]}
     if not content:
         raise refused(f"{param}.content", "is empty")
     return {
-        "role": message.role,
+        "role": role,
         "content": [_part(part, f"{param}.content[{place}]", media) for place, part in enumerate(content)],
     }
 
