@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -44,12 +44,14 @@ def decode_clip(
     max_bytes: int = MAX_BYTES,
     max_seconds: float = MAX_SECONDS,
     field: str = "audio",
+    taken: Callable[[int], None] = lambda num_samples: None,
 ) -> Clip:
     """The sound of a file: WAV, AIFF, FLAC, MP3, Ogg (Opus, Vorbis, FLAC), AAC, MP4 or WebM; of a film, its first sound.
 
     Channels are averaged. ``sample_rate`` is the rate wanted, by default that of the file (Opus has one: 48 kHz). Memory goes by
     the limits, not by what the file claims. Where a WAV, FLAC or MP3 file states its length it has to have it; one that
-    doesn't, and ADTS and Ogg files, may pass for shorter ones when they are cut off.
+    doesn't, and ADTS and Ogg files, may pass for shorter ones when they are cut off. ``taken`` is told how many samples each piece
+    adds to what is held; what it raises ends the decoding.
 
     Raises:
         BadMediaError: no file of these, damaged, cut off, without a sample, or over a limit; ``field`` is its name.
@@ -65,7 +67,7 @@ def decode_clip(
     try:
         with av.open(io.BytesIO(data), format=_format(data), options=_options(), metadata_errors="replace") as container:
             assert isinstance(container, av.container.InputContainer)
-            clip = _read(container, sample_rate, max_seconds, _tolerance(data), field)
+            clip = _read(container, sample_rate, max_seconds, _tolerance(data), field, taken)
     except (av.FFmpegError, EOFError, OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise BadMediaError(field, f"the clip is damaged, or in no format that is known here: {reason}") from None
@@ -74,7 +76,14 @@ def decode_clip(
     return clip
 
 
-def _read(container: InputContainer, wanted: int | None, max_seconds: float, tolerance: int | None, field: str) -> Clip:
+def _read(
+    container: InputContainer,
+    wanted: int | None,
+    max_seconds: float,
+    tolerance: int | None,
+    field: str,
+    taken: Callable[[int], None],
+) -> Clip:
     stream = next(iter(container.streams.audio), None)
     if stream is None:
         raise BadMediaError(field, "the clip has no sound")
@@ -94,8 +103,10 @@ def _read(container: InputContainer, wanted: int | None, max_seconds: float, tol
         if num_samples > max_seconds * rate:
             raise BadMediaError(field, f"the clip is longer than the {max_seconds:g} seconds allowed")
         parts.append(resampler.push(samples) if resampler else samples)
+        taken(len(parts[-1]))
     if resampler:
         parts.append(resampler.finish())
+        taken(len(parts[-1]))
     if tolerance is not None and stream.duration and stream.time_base:
         declared = round(stream.duration * stream.time_base * rate)
         if declared > num_samples + tolerance:

@@ -79,7 +79,7 @@ def read_plan(body: ChatRequest, state: ServerState) -> Plan:
     if stops and spoken:
         raise refused("stop", "can't cut speech: it goes with text only", "unsupported")
     talk = read_conversation(body.messages, state)
-    names |= {"text": talk.text_param, "messages": "messages", "voice": "audio.voice", "seed": "seed"}
+    names |= talk.names | {"voice": "audio.voice", "seed": "seed"}
     prompt = talk.prompt
     if spoken:
         options = body.audio or AudioOptions()

@@ -14,7 +14,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_HEAD = 64 * 1024
-"""Bytes of request line and headers; one read more may be held."""
+"""Bytes of request line and headers, and of what follows a body in chunks; one read more may be held."""
 HEAD_SECONDS = 20.0
 """Longest wait for a whole head, from the connection or, on one that is kept, from the first byte on."""
 
@@ -26,6 +26,8 @@ class Door(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._in_head = False
         self._head_bytes = 0
+        self._in_tail = False
+        self._tail_bytes = 0
         self._patience: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -40,7 +42,12 @@ class Door(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Count what belongs to a head; uvicorn's own clock stops at the first byte, so ours starts."""
+        was_in_tail = self._in_tail
         super().data_received(data)
+        if was_in_tail and self._in_tail:  # in the read that brought its beginning, the rest may have been body
+            self._tail_bytes += len(data)
+            if self._tail_bytes > MAX_HEAD:
+                self._refuse(431, f"what follows the body has more than {MAX_HEAD} bytes")
         if self._in_head:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD:
@@ -62,6 +69,25 @@ class Door(HttpToolsProtocol):
         self._in_head = False
         self._stop_waiting()
         super().on_headers_complete()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keep what belongs to the head. Trailers are dropped: uvicorn would add them to the headers of the running request."""
+        if self._in_head:
+            super().on_header(name, value)
+
+    def on_chunk_header(self) -> None:
+        """A chunk of a body begins. The last is empty, and trailers may follow: on_header sees each only when it is whole."""
+        self._in_tail, self._tail_bytes = True, 0
+
+    def on_body(self, body: bytes) -> None:
+        """It was not the last chunk."""
+        self._in_tail = False
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """All is said."""
+        self._in_tail = False
+        super().on_message_complete()
 
     def _is_idle(self) -> bool:
         """True if nothing that was asked for is unanswered; a body that goes on after its answer is no reason to stay."""

@@ -155,6 +155,8 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
             message = "is missing"
         case "model_type" | "model_attributes_type" | "dict_type":
             message = "not a JSON object"
+        case "too_long" if "actual_length" in first.get("ctx", {}):
+            message = f"more than the {first['ctx']['max_length']} items that are allowed"
     return ApiError(400, f"{param}: {message}" if param else f"the body: {message}", param, first["type"]).response()
 
 

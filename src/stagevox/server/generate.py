@@ -90,8 +90,9 @@ class Run:
     async def _requests(self) -> list[OmniRequest]:
         plan, state = self._plan, self._state
         prompt = dict(plan.prompt)
+        budget = state.media.budget()
         for part in plan.media:
-            prompt.setdefault(FIELDS[part.kind], []).append(await state.media.load(part))
+            prompt.setdefault(FIELDS[part.kind], []).append(await state.media.load(part, budget))
         last_stage = state.blueprint.topology.text_stage if plan.text_only else None
         requests = [
             await state.admit(f"{self._record.req_id}-{index}", prompt, self._sampling(index), last_stage)

@@ -113,15 +113,17 @@ class Gate:
                 code="queue_full",
                 headers={"Retry-After": str(self.retry_seconds())},
             )
-        entry = (count, asyncio.get_running_loop().create_future())
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        entry = (count, granted)
         self._waiting.append(entry)
         try:
-            await entry[1]
+            await granted
         except asyncio.CancelledError:
+            # A loop turn has gone by since it was cancelled: what ended in it may have taken the entry off the queue.
             if entry in self._waiting:
                 self._waiting.remove(entry)
                 self._admit()  # a small one may have waited behind it
-            else:
+            elif not granted.cancelled() and granted.exception() is None:
                 self._leave(count)  # let in and gone in one breath
             raise
 

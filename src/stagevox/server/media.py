@@ -1,11 +1,10 @@
-"""Sounds, images and videos of messages: where their bytes may come from, and what a front end is given.
+"""Sounds and images of messages: where their bytes may come from, and what a front end is given.
 
 =========== ================== ==========================================================
 kind        prompt field       value
 =========== ================== ==========================================================
 sound       ``audios``         ``(float32 [samples], Hz)``, mono
 image       ``images``         a ``PIL.Image.Image`` in RGB
-video       ``videos``         the file's bytes
 =========== ================== ==========================================================
 """
 
@@ -14,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import io
 import os
 import stat
 from dataclasses import dataclass
@@ -24,11 +22,13 @@ from urllib.parse import unquote, urlsplit
 
 from stagevox.audio.decode import decode_clip
 from stagevox.errors import BadMediaError, BadRequestError
+from stagevox.images import open_image
 
+from .errors import ApiError, refused
 from .net import Fetcher
 from .settings import ServerSettings
 
-FIELDS = {"audio": "audios", "image": "images", "video": "videos"}
+FIELDS = {"audio": "audios", "image": "images"}
 """Kinds of media and the prompt's fields for them."""
 
 MAX_PIXELS = 64_000_000
@@ -46,25 +46,48 @@ class MediaPart:
     """Base64."""
 
 
+class MediaBudget:
+    """Memory for the decoded media of one request."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._all = self._left = num_bytes
+
+    def take(self, num_bytes: int, param: str) -> None:
+        """Count what is decoded next.
+
+        Raises:
+            ApiError: 400, there is no room for it; ``param`` is the client's name of the item.
+        """
+        if num_bytes > self._left:
+            raise refused(param, f"the request's media, decoded, take more than {self._all} bytes", "media_too_large")
+        self._left -= num_bytes
+
+
 class MediaLoader:
     """Reads items from messages, ``data:`` URLs, and, where the operator allows it, from the internet and from files."""
 
     def __init__(self, settings: ServerSettings, fetcher: Fetcher | None = None) -> None:
         self._max_bytes = settings.max_media_bytes
+        self._decoded_bytes = settings.max_decoded_bytes
         self._may_fetch = bool(settings.allowed_media_domains)
         self._folder = settings.allowed_local_media_path
         self._fetcher = fetcher or Fetcher(settings.allowed_media_domains, settings.max_media_bytes, settings.media_seconds)
 
-    async def load(self, part: MediaPart) -> Any:
-        """What the front end gets for an item.
+    def budget(self) -> MediaBudget:
+        """A new one, for one request."""
+        return MediaBudget(self._decoded_bytes)
+
+    async def load(self, part: MediaPart, budget: MediaBudget) -> Any:
+        """What the front end gets for an item of a request, whose other items share the budget.
 
         Raises:
+            ApiError: see :meth:`MediaBudget.take`.
             BadRequestError: it can't be had or can't be read; ``field`` is the item's.
         """
         data = await self._bytes(part)
         if not data:
             raise BadMediaError(part.param, "empty: 0 bytes")
-        return await asyncio.to_thread(_decode, part, data, self._max_bytes)
+        return await asyncio.to_thread(_decode, part, data, self._max_bytes, budget)
 
     async def _bytes(self, part: MediaPart) -> bytes:
         if part.data is not None:
@@ -129,25 +152,24 @@ def _read_within(root: str, path: str, size: int) -> bytes | None:
         os.close(number)
 
 
-def _decode(part: MediaPart, data: bytes, max_bytes: int) -> Any:
-    if part.kind == "video":
-        return data
+def _decode(part: MediaPart, data: bytes, max_bytes: int, budget: MediaBudget) -> Any:
     try:
         if part.kind == "audio":
-            clip = decode_clip(data, max_bytes=max_bytes, field=part.param)
+            clip = decode_clip(
+                data, max_bytes=max_bytes, field=part.param, taken=lambda count: budget.take(4 * count, part.param)
+            )
             return clip.samples, clip.sample_rate
-        return _image(data, part.param)
-    except BadRequestError:
+        return _image(data, part.param, budget)
+    except (BadRequestError, ApiError):
         raise
     except Exception as error:  # whatever a decoder trips over, the item is to blame
         raise BadMediaError(part.param, f"can't be read: {type(error).__name__}") from error
 
 
-def _image(data: bytes, param: str) -> Any:
-    from PIL import Image
-
-    with Image.open(io.BytesIO(data)) as image:
+def _image(data: bytes, param: str, budget: MediaBudget) -> Any:
+    with open_image(data, param) as image:
         if image.width * image.height > MAX_PIXELS:
             raise BadMediaError(param, f"more than {MAX_PIXELS} pixels")
+        budget.take(4 * image.width * image.height, param)  # Pillow's RGB has a byte to spare
         image.load()
         return image.convert("RGB")

@@ -127,16 +127,27 @@ async def serve(
             await _drain(state, client, signals, drain_seconds)
     finally:
         state.draining = True
-        starting.cancel()
         asked.cancel()
-        await asyncio.gather(starting, return_exceptions=True)  # it ends what it has begun
-        state.gate.close()
-        await client.drain(0)
-        server.should_exit = True
-        with suppress(asyncio.CancelledError):
-            await answering
-        await client.close()
-        signals.remove()
+        try:
+            await _end(state, client, starting)
+        finally:
+            server.should_exit = True
+            try:
+                with suppress(asyncio.CancelledError):
+                    await answering
+            finally:
+                try:
+                    await client.close()
+                finally:
+                    signals.remove()
+
+
+async def _end(state: ServerState, client: OmniClient, starting: asyncio.Future[Any]) -> None:
+    """Whatever is loading, waits or runs."""
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)  # it ends what it has begun
+    state.gate.close()
+    await client.drain(0)
 
 
 async def _until_asked(

@@ -44,6 +44,8 @@ class ServerSettings:
     """Folder whose files ``file:`` URLs may name; None: none."""
     max_media_items: int = 16
     max_media_bytes: int = 25 * MIB
+    max_decoded_bytes: int = 256 * MIB
+    """Memory for the decoded media of one request, all together: 4 bytes a pixel, 4 a sample."""
     media_seconds: float = 10.0
     """Longest fetch of one item, redirects included."""
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)

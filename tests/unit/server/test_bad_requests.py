@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import base64
+import json
 
 import pytest
+from pydantic import ValidationError
 
 from stagevox.errors import HookRaisedError
+from stagevox.server.protocol.chat import ChatRequest
 from support.scripted_client import MediaFrontEnd, make_blueprint
 
 BOTH = ["text", "audio"]
@@ -165,6 +168,37 @@ def test_another_model_s_name_is_404(serve):
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/audio/speech"])
 def test_bodies_that_are_no_request(serve, path, content, headers):
     error_of(serve().call("POST", path, content=content, headers=headers))
+
+
+PART = {"type": "text", "text": "a"}
+MANY = {
+    "messages of nothing": ({"messages": [{}] * 100_000}, "messages[0].role"),
+    "messages": ({"messages": USER * 4097}, "messages"),
+    "parts of nothing": ({"messages": [{"role": "user", "content": [{}] * 100_000}]}, "messages[0].content[0]"),
+    "parts": ({"messages": [{"role": "user", "content": [PART] * 1025}]}, "messages[0].content"),
+    "modalities": ({"messages": USER, "modalities": ["video"] * 100_000}, "modalities[0]"),
+    "stops": ({"messages": USER, "stop": [1] * 100_000}, "stop"),
+    "fields": ({"messages": USER} | {f"a{n}": 1 for n in range(100_000)}, None),
+    "fields of a message": ({"messages": [{"role": "user"} | {f"a{n}": 1 for n in range(100_000)}]}, "messages[0]"),
+    "stages": ({"messages": USER, "stage_params": {f"a{n}": 1 for n in range(100_000)}}, "stage_params"),
+}
+
+
+@pytest.mark.parametrize("case", MANY)
+def test_a_body_of_many_errors_is_refused_for_few(serve, case):
+    """Each error that pydantic keeps takes memory and time: they must not go by the body's size."""
+    body, param = MANY[case]
+    error = error_of(serve().post("/v1/chat/completions", body))
+    assert error["param"] == param
+    with pytest.raises(ValidationError) as caught:
+        ChatRequest.model_validate_json(json.dumps(body))
+    assert caught.value.error_count() < 10
+
+
+def test_as_many_messages_and_parts_as_may_be(serve):
+    assert serve().post("/v1/chat/completions", {"messages": USER * 4096}).status_code == 200
+    parts = [{"type": "text", "text": ""}] * 1023 + [PART]
+    assert serve().post("/v1/chat/completions", {"messages": [{"role": "user", "content": parts}]}).status_code == 200
 
 
 @pytest.mark.parametrize(

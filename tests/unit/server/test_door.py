@@ -130,3 +130,52 @@ def test_what_is_no_http_is_400_in_the_shape_of_all_errors(listen, case):
         status, error = error_of(rest(wire))
         assert status == 400 and set(error) == {"message", "type", "param", "code"}
         assert not server.client.submitted
+
+
+CHUNKED = b"POST /v1/audio/speech HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n"
+TAILS = {"trailers without end": (b"", b"X: a\r\n" * 1000), "one endless trailer": (b"X: ", b"a" * 8192)}
+
+
+def in_chunks(*chunks):
+    return b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n"
+
+
+@pytest.mark.parametrize("case", TAILS)
+def test_trailers_that_do_not_end_take_no_memory(listen, monkeypatch, case):
+    kept = []
+    on_headers_complete = door.Door.on_headers_complete
+
+    def note(self):
+        on_headers_complete(self)
+        kept.append(self.headers)
+
+    monkeypatch.setattr(door.Door, "on_headers_complete", note)
+    first, more = TAILS[case]
+    with listen() as server, connect(server) as wire:
+        wire.sendall(CHUNKED + b"\r\n" + in_chunks(b'{"input": "hello"}') + first)
+        sent = 0
+        with suppress(ConnectionError):
+            while sent < 50 * door.MAX_HEAD:
+                wire.sendall(more)
+                sent += len(more)
+                time.sleep(0.0005)
+        assert sent < 40 * door.MAX_HEAD, "the server listened on"
+        assert len(kept) == 1 and len(kept[0]) == 3, "trailers became headers"
+
+
+def test_trailers_that_are_too_large_are_431(listen):
+    with listen() as server, connect(server) as wire:
+        wire.sendall(CHUNKED + b"\r\n" + in_chunks(b'{"input": "hello"}'))
+        time.sleep(0.05)
+        wire.sendall(b"X: " + b"a" * (door.MAX_HEAD - 2))
+        status, error = error_of(rest(wire))
+        assert status == 431 and error["type"] == "invalid_request_error"
+
+
+def test_trailers_and_large_chunks_are_read(listen):
+    body = b'{"input": "hello", "response_format": "wav"' + b" " * (3 * door.MAX_HEAD) + b"}"
+    with listen() as server, connect(server) as wire:
+        wire.sendall(CHUNKED + b"Connection: close\r\n\r\n" + in_chunks(body[:9], body[9:]) + b"X: a\r\n")
+        time.sleep(0.05)
+        wire.sendall(b"Y: b\r\n\r\n")
+        assert rest(wire).startswith(b"HTTP/1.1 200")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -17,7 +18,9 @@ import httpx
 import pytest
 
 from stagevox.errors import ConfigError
-from stagevox.server.run import bind
+from stagevox.server.app import create_app
+from stagevox.server.run import bind, serve
+from support.scripted_client import ScriptedClient, make_blueprint
 
 TESTS = Path(__file__).resolve().parents[2]
 LONG = "many words to say " * 20
@@ -154,6 +157,38 @@ def test_a_stage_that_dies(stay):
         _, error = child.communicate(timeout=10)
         assert child.returncode == (0 if stay else 1)
         assert stay or "talker: the engine died" in error
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_whatever_ends_the_server_all_is_closed(monkeypatch, twice):
+    """Uvicorn breaks, and perhaps a part of the end too: the stages are closed, and signals are nobody's again."""
+    closed = []
+
+    class Client(ScriptedClient):
+        async def drain(self, seconds):
+            closed.append("drained")
+            if twice:
+                raise RuntimeError("the pipeline broke")
+
+        async def close(self):
+            closed.append("closed")
+            await super().close()
+
+    async def broken(self, sockets=None):
+        await asyncio.sleep(0.01)
+        raise OSError("the sockets broke")
+
+    monkeypatch.setattr("stagevox.server.run.uvicorn.Server.serve", broken)
+
+    async def main():
+        client = Client()
+        with bind("127.0.0.1", 0) as sock, pytest.raises(OSError, match="the sockets broke") as caught:
+            await serve(create_app(client, make_blueprint()), client, sock)
+        assert not twice or str(caught.value.__context__) == "the pipeline broke"
+        assert closed == ["drained", "closed"]
+        assert not asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM), "it was still taken"
+
+    asyncio.run(main())
 
 
 def serve_command(*options, **environment):

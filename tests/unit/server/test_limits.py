@@ -124,6 +124,53 @@ def test_one_that_is_let_in_as_it_leaves_gives_its_place_back():
     asyncio.run(main())
 
 
+def test_one_that_leaves_as_a_place_is_free_gives_back_none():
+    """Cancelled first, and only then, in the same turn of the loop, a place is free: it was never let in."""
+
+    async def main():
+        gate = Gate(1, 10)
+        holder = gate.slots(1)
+        await holder.__aenter__()
+        leaver = asyncio.ensure_future(enter(gate))
+        await asyncio.sleep(0)
+        assert gate.waiting == 1
+        leaver.cancel()
+        await holder.__aexit__(None, None, None)
+        assert not leaver.done() and (gate.running, gate.waiting) == (0, 0)  # its entry is gone before it knows
+        with pytest.raises(asyncio.CancelledError):
+            await leaver
+        assert gate.running == 0
+        async with gate.slots(1):
+            second = asyncio.ensure_future(enter(gate))
+            await asyncio.sleep(0.01)
+            assert (gate.running, gate.waiting) == (1, 1)  # one at a time, still
+        await second
+        assert gate.running == 0
+
+    asyncio.run(main())
+
+
+def test_one_that_is_sent_away_as_it_leaves_gives_back_none():
+    async def main():
+        gate = Gate(1, 10)
+        async with gate.slots(1):
+            leaver = asyncio.ensure_future(enter(gate))
+            await asyncio.sleep(0)
+            gate.close()
+            leaver.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await leaver
+            assert gate.running == 1
+        assert gate.running == 0
+
+    asyncio.run(main())
+
+
+async def enter(gate):
+    async with gate.slots(1):
+        pass
+
+
 def test_no_queue_at_all():
     async def main():
         gate = Gate(1, 0)

@@ -23,8 +23,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from PIL import Image
 
+from stagevox.audio import decode
+from stagevox.audio.encode import encoded
 from stagevox.audio.wav import wav_bytes
 from stagevox.errors import BadMediaError
+from stagevox.models.prompts.media import MAX_SIDE, read_media
 from stagevox.server.media import MediaLoader, MediaPart
 from stagevox.server.net import Fetcher, is_public
 from stagevox.server.settings import ServerSettings
@@ -96,6 +99,30 @@ def test_damaged_images(serve, data):
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "messages[0].content[1].image_url.url"
 
 
+def in_format(kind):
+    file = io.BytesIO()
+    Image.new("RGB", (4, 3), (200, 10, 10)).save(file, kind)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "BMP"])
+def test_formats_of_images(kind):
+    image = load(MediaPart("image", "x", data=b64(in_format(kind))))
+    assert (image.size, image.mode) == ((4, 3), "RGB")
+    np.testing.assert_allclose(read_media({"images": [in_format(kind)]}, 16_000)["image"][0], np.asarray(image))
+
+
+@pytest.mark.parametrize("kind", ["EPS", "TIFF", "PPM", "ICO", "TGA"])
+def test_other_formats_are_not_even_opened(kind):
+    """Pillow could: it wrote them."""
+    data = in_format(kind)
+    assert "no image" in fail(MediaPart("image", "x", data=b64(data)))
+    for read in (lambda: load(MediaPart("image", "x", data=b64(data))), lambda: read_media({"images": [data]}, 16_000)):
+        with pytest.raises(BadMediaError) as caught:
+            read()
+        assert caught.value.allowed == ("PNG", "JPEG", "WEBP", "GIF", "BMP") and "PNG, JPEG" in str(caught.value)
+
+
 def test_too_many_and_too_large(serve):
     server = serve(blueprint=make_blueprint(MediaFrontEnd()), max_media_items=2, max_media_bytes=len(WAV))
     assert server.post("/v1/chat/completions", ask(audio(WAV), audio(WAV))).status_code == 200
@@ -104,13 +131,81 @@ def test_too_many_and_too_large(serve):
     assert answer.status_code == 400 and "bytes" in answer.json()["error"]["message"]
 
 
+def flac_of_silence(seconds):
+    """20 times smaller than its samples, at the least."""
+    data = encoded("flac", np.zeros(16_000 * seconds, np.float32), 16_000)
+    assert len(data) * 20 < 64_000 * seconds
+    return data
+
+
+@pytest.mark.parametrize(
+    "part, name, size",
+    [
+        (image(f"data:image/png;base64,{b64(png((100, 100)))}"), "image_url.url", 40_000),
+        (audio(flac_of_silence(2)), "input_audio.data", 128_000),
+    ],
+    ids=["images", "sounds"],
+)
+def test_what_a_request_s_media_take_decoded_is_bounded_together(serve, monkeypatch, part, name, size):
+    """Three fit; of the fourth, nothing is decoded but a piece of sound."""
+    pixels, samples = [], []
+    convert, mono = Image.Image.convert, decode._mono
+    monkeypatch.setattr(Image.Image, "convert", lambda self, mode: pixels.append(self.width * self.height) or convert(self, mode))
+    monkeypatch.setattr(decode, "_mono", lambda frame: samples.append(frame.samples) or mono(frame))
+    server = serve(blueprint=make_blueprint(MediaFrontEnd()), max_decoded_bytes=3 * size)
+    assert server.post("/v1/chat/completions", ask(*[part] * 3)).status_code == 200
+    assert 4 * sum(pixels + samples) == 3 * size
+    pixels.clear(), samples.clear()
+    answer = server.post("/v1/chat/completions", ask(*[part] * 6))
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (400, "media_too_large")
+    assert error["param"] == f"messages[0].content[4].{name}" and str(3 * size) in error["message"]
+    assert 3 * size <= 4 * sum(pixels + samples) < 3.5 * size
+    assert len(server.client.submitted) == 1
+    assert server.post("/v1/chat/completions", ask(part)).status_code == 200  # each request has a budget of its own
+
+
 def test_an_image_of_too_many_pixels(monkeypatch):
     monkeypatch.setattr("stagevox.server.media.MAX_PIXELS", 10)
     assert "pixels" in fail(MediaPart("image", "x", data=b64(png())))
 
 
+class ReadingFrontEnd(MediaFrontEnd):
+    """Reads media as those of published models do, which take videos too."""
+
+    fields = (*MediaFrontEnd.fields, "videos")
+
+    def admit(self, req_id, prompt):
+        read_media(prompt, 16_000)
+        return super().admit(req_id, prompt)
+
+
+def test_what_the_front_end_finds_has_the_client_s_name(serve):
+    """A side that only the front end minds."""
+    server = serve(blueprint=make_blueprint(ReadingFrontEnd()))
+    good, long = (image(f"data:image/png;base64,{b64(png(size))}") for size in ((4, 3), (MAX_SIDE + 1, 1)))
+    assert server.post("/v1/chat/completions", ask(good, audio(WAV), good)).status_code == 200
+    answer = server.post("/v1/chat/completions", ask(good, audio(WAV), long))
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (400, "bad_media")
+    assert error["param"] == "messages[0].content[3].image_url.url"
+    assert error["message"].startswith("messages[0].content[3].image_url.url: shape [1, 16385, 3]")
+
+
+def test_videos_are_not_supported_over_http(serve):
+    """Also where the model takes some: front ends take frames."""
+    server = serve(blueprint=make_blueprint(ReadingFrontEnd()))
+    video = {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}
+    answer = server.post("/v1/chat/completions", ask(audio(WAV), video))
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (400, "unsupported_media")
+    assert error["param"] == "messages[0].content[2].video_url.url" and "not supported over HTTP" in error["message"]
+    assert not server.client.submitted
+
+
 def load(part, fetcher=None, **settings):
-    return asyncio.run(MediaLoader(ServerSettings(**settings), fetcher).load(part))
+    loader = MediaLoader(ServerSettings(**settings), fetcher)
+    return asyncio.run(loader.load(part, loader.budget()))
 
 
 def fail(part, fetcher=None, **settings):

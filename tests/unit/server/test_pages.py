@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
+from stagevox.models.prompts.chat import ROLES
 from stagevox.pipeline.client import StageHealth
 from stagevox.server.voices import OPENAI_VOICES, aliases
 from support.scripted_client import MediaFrontEnd, make_blueprint, samples_of
@@ -183,6 +184,16 @@ def test_a_front_end_that_takes_messages_gets_them_all(serve):
         {"role": "assistant", "content": [{"type": "text", "text": "earlier"}]},
         {"role": "user", "content": [{"type": "text", "text": "more"}]},
     ]
+
+
+@pytest.mark.parametrize("content", ["be kind", [{"type": "text", "text": "be kind"}]])
+def test_a_developer_s_message_is_the_system_s(serve, content):
+    server = serve(blueprint=make_blueprint(MediaFrontEnd()))
+    turns = [{"role": "developer", "content": content}, {"role": "user", "content": "hello"}]
+    assert server.post("/v1/chat/completions", {"messages": turns}).status_code == 200
+    prompt = server.client.submitted[0].first.options["prompt"]
+    assert [message["role"] for message in prompt["messages"]] == ["system", "user"]
+    assert {message["role"] for message in prompt["messages"]} <= set(ROLES)  # those of published chat templates
 
 
 def test_pages_of_others(serve):

@@ -68,8 +68,8 @@ async def _until_ready(http: httpx.AsyncClient, options: Options) -> None:
     """Wait for ``/health``, if a wait is asked for."""
     end = time.monotonic() + options.ready_timeout
     while options.ready_timeout:
-        with suppress(httpx.HTTPError):
-            async with asyncio.timeout(options.ready_timeout):
+        with suppress(httpx.HTTPError, TimeoutError):  # one that takes connections may say nothing
+            async with asyncio.timeout(max(0.0, end - time.monotonic())):
                 if (await http.get("health")).status_code == 200:
                     return
         if time.monotonic() > end:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from stagevox.audio.filters import resampled
 from stagevox.errors import BadMediaError, BadParameterError
+from stagevox.images import open_image
 
 from ..checkpoint import integer, read_json
 
@@ -40,9 +41,9 @@ def read_media(prompt: Mapping[str, Any], rate: int) -> dict[str, list[Any]]:
 
     ``rate`` is the model's, of sounds; those of another one are brought to it.
 
-    ``images`` are ``[height, width, 3]`` of uint8, PIL images or the bytes of an image file; ``audios`` are float samples
-    ``[n]`` at the model's rate, pairs ``(samples, Hz)`` or the bytes of a 16-bit WAV file; ``videos`` are
-    ``[frames, height, width, 3]`` of uint8.
+    ``images`` are ``[height, width, 3]`` of uint8, PIL images or the bytes of an image file (of
+    :data:`stagevox.images.IMAGE_FORMATS`); ``audios`` are float samples ``[n]`` at the model's rate, pairs ``(samples, Hz)`` or
+    the bytes of a 16-bit WAV file; ``videos`` are ``[frames, height, width, 3]`` of uint8.
 
     Raises:
         BadMediaError: one of them is empty, damaged or of no known kind; the field says which one.
@@ -66,8 +67,10 @@ def _image(field: str, given: Any) -> NDArray[np.uint8]:
 
     if isinstance(given, bytes):
         try:
-            with Image.open(io.BytesIO(given)) as image:
+            with open_image(given, field) as image:
                 given = image.convert("RGB")
+        except BadMediaError:
+            raise
         except Exception as error:  # whatever the decoder of some format trips over
             raise BadMediaError(field, f"no image: {type(error).__name__}") from error
     elif isinstance(given, Image.Image):

@@ -10,6 +10,8 @@ from .base import Number, RequestModel, ResponseModel, StageParams
 from .messages import Message
 
 MAX_STOPS = 4
+MAX_MESSAGES = 4096
+MAX_MODALITIES = 16
 
 
 class VoiceId(RequestModel):
@@ -38,9 +40,12 @@ class StreamOptions(RequestModel):
 class ChatRequest(RequestModel):
     """Honoured, harmless and refused fields; docs/serving.md says which is which."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    # fail_fast: pydantic would keep an error for each wrong item, which takes hundreds of times the memory of the item.
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     model: str | None = None
-    modalities: Annotated[list[Literal["text", "audio"]], Field(min_length=1)] | None = None
+    modalities: (
+        Annotated[list[Literal["text", "audio"]], Field(min_length=1, max_length=MAX_MODALITIES, fail_fast=True)] | None
+    ) = None
     audio: AudioOptions | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None

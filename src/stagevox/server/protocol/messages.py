@@ -8,6 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from .base import RequestModel
 
+MAX_PARTS = 1024
+"""Of one message."""
+
 
 class TextPart(RequestModel):
     """A text."""
@@ -84,7 +87,7 @@ class Message(RequestModel):
     """One turn."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[Part] | None = None
+    content: str | Annotated[list[Part], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
     name: str | None = None
     audio: EarlierAudio | None = None
 

@@ -13,7 +13,7 @@ class StageTotals(ResponseModel):
     name: str
     steps: int
     tokens: int
-    """Token ids in its outputs."""
+    """Token ids, and positions of a generation stage, in its outputs."""
     seconds: float
     """Time inside its steps."""
 

@@ -82,6 +82,16 @@ def test_no_server_is_a_failure(bench):
     assert late.code == 1 and "was not ready" in late.err
 
 
+def test_a_server_that_takes_connections_and_says_nothing_is_not_ready(bench):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        done = bench(url, "--ready-timeout", 0.3)
+        assert done.err == f"stagevox: error: {url}/ was not ready within 0.3 s\n"
+        assert done.code == 1 and done.result is None
+        silent.settimeout(5)
+        silent.accept()[0].close()  # it did connect
+
+
 @pytest.mark.covers("SV-4")
 @pytest.mark.parametrize("endpoint", ["speech", "chat"])
 def test_breaks_are_those_of_the_script(bench, endpoint):
