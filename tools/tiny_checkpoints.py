@@ -20,6 +20,8 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
+        parser.error(f"{options.out} is there already")
     from stagevox.bench.checkpoints.weights import digest
 
     made = import_module(FAMILIES[options.family]).write(options.out, options.seed)

@@ -32,7 +32,9 @@ def add_parser(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    explain.add_argument("model", metavar="NAME|PATH", help="a packaged model or a folder")
+    explain.add_argument(
+        "model", metavar="NAME|PATH", nargs="?", default="mini", help="a packaged model or a folder (default: mini)"
+    )
     explain.add_argument("--platform", help="as if it ran there: cpu, cuda, rocm, xpu or tpu (default: this machine)")
     explain.add_argument("--json", action="store_true", help="print one JSON object on stdout, and nothing else")
     add_deploy_options(explain)

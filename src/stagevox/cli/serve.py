@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import os
 import time
 from pathlib import Path
@@ -135,6 +136,7 @@ def run(args: argparse.Namespace) -> int:
         def ready() -> None:
             print(f"stagevox: {name} is ready at {url} after {time.monotonic() - started:.1f} s", flush=True)
 
+        logging.getLogger("stagevox.server").info("%s is loading at %s", name, url)
         asyncio.run(
             serve(
                 app,

@@ -155,6 +155,12 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
             message = "is missing"
         case "model_type" | "model_attributes_type" | "dict_type":
             message = "not a JSON object"
+            if param is None and "json" not in (kind := request.headers.get("content-type", "")):
+                message = (
+                    f"sent as {kind[:100]!r}, not with Content-Type: application/json"
+                    if kind
+                    else "sent without Content-Type: application/json"
+                )
         case "too_long" if "actual_length" in first.get("ctx", {}):
             message = f"more than the {first['ctx']['max_length']} items that are allowed"
     return ApiError(400, f"{param}: {message}" if param else f"the body: {message}", param, first["type"]).response()
@@ -177,7 +183,12 @@ _PARTS = {"text", "refusal", "input_audio", "image_url", "audio_url", "video_url
 _BODIES: dict[str, type[RequestModel]] = {"/v1/chat/completions": ChatRequest, "/v1/audio/speech": SpeechRequest}
 
 
+_SAMPLING = {"temperature", "top_p", "top_k", "max_tokens", "max_completion_tokens", "repetition_penalty"}
+
+
 def _nearest(request: Request, loc: list[Any]) -> str:
+    if loc[-1] in _SAMPLING:
+        return "; sampling parameters go into stage_params"
     model = _BODIES.get(request.url.path)
     if model is None or len(loc) != 2:
         return ""

@@ -170,6 +170,19 @@ def test_bodies_that_are_no_request(serve, path, content, headers):
     error_of(serve().call("POST", path, content=content, headers=headers))
 
 
+@pytest.mark.parametrize("kind, says", [("text/plain", "sent as 'text/plain', not with"), (None, "sent without")])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/audio/speech"])
+def test_a_body_of_another_content_type_is_told_so(serve, path, kind, says):
+    headers = {} if kind is None else {"content-type": kind}
+    error = error_of(serve().call("POST", path, content=b'{"input": "a"}', headers=headers))
+    assert error["message"] == f"the body: {says} Content-Type: application/json"
+
+
+def test_sampling_parameters_of_speech_have_a_place(serve):
+    error = error_of(serve().call("POST", "/v1/audio/speech", json={"input": "a", "temperature": 0.5}))
+    assert error["message"] == "temperature: no such field; sampling parameters go into stage_params"
+
+
 PART = {"type": "text", "text": "a"}
 MANY = {
     "messages of nothing": ({"messages": [{}] * 100_000}, "messages[0].role"),
