@@ -81,7 +81,8 @@ class ThreadedStream:
 class ThreadedClient:
     """Runs the stages called ``names`` in one background thread (:class:`.client.OmniClient`).
 
-    ``load`` makes them, in that thread; ``warm_up`` is a request nobody hears, run before any other.
+    ``load`` makes them, in that thread; ``warm_up`` is a request nobody hears, run before any other; ``text_stage`` is the
+    orchestrator's.
     """
 
     def __init__(
@@ -91,11 +92,12 @@ class ThreadedClient:
         *,
         deadline: float = 30.0,
         warm_up: OmniRequest | None = None,
+        text_stage: str | None = None,
     ) -> None:
         self._names = tuple(names)
         self._load = load
         self._warm_up = warm_up
-        self._orchestrator = Orchestrator(self._names, deadline=deadline)
+        self._orchestrator = Orchestrator(self._names, deadline, text_stage)
         self._streams: dict[str, ThreadedStream] = {}
         self._health = dict.fromkeys(self._names, StageHealth.STARTING)
         self._stats = [StageStats(name) for name in self._names]

@@ -76,9 +76,9 @@ def inline(blueprint: Blueprint, options: DriverOptions) -> OmniClient:
         raise ConfigError("on_stage_death", "a stage can be started again only in a process of its own", ["exit", "stay"])
     blueprint.effective.check_one_process()
     prepare_inline_process()
-    text = blueprint.topology.warm_up
-    warm_up = None if text is None else blueprint.admit("warm-up", text, None)
-    return ThreadedClient(blueprint.stages, load, deadline=options.deadline, warm_up=warm_up)
+    topology = blueprint.topology
+    warm_up = None if topology.warm_up is None else blueprint.admit("warm-up", topology.warm_up, None)
+    return ThreadedClient(blueprint.stages, load, deadline=options.deadline, warm_up=warm_up, text_stage=topology.text_stage)
 
 
 DRIVERS: Mapping[str, Callable[[Blueprint, DriverOptions], OmniClient]] = {"process": process, "inline": inline}

@@ -8,12 +8,14 @@ import time
 
 import pytest
 
+from stagevox.connectors.chunks import FrameChunks
 from stagevox.errors import BadRequestError, ClosedError, ConfigError, RequestFailedError, StageDiedError
 from stagevox.pipeline.client import StageHealth
 from stagevox.pipeline.events import EmitOutput, FinishRequest
 from stagevox.pipeline.request import OmniRequest
 from stagevox.pipeline.threaded import ThreadedClient
 from stagevox.stage.payload import StageRequest
+from tests.unit.conftest import FakeStage, join
 
 AUDIO = "audio.waveform"
 NAMES = ("thinker", "talker", "code2wav")
@@ -103,6 +105,31 @@ def test_a_road_may_end_early(run):
         assert stages[1].steps == 0
 
     run(body)
+
+
+@pytest.mark.parametrize("text_stage", ["thinker", None])
+def test_speech_that_ends_first_leaves_the_text_whole(text_stage):
+    """The Talker says three rows of forty and ends, as one does that is capped."""
+
+    class Capped(FakeStage):
+        def _samples(self, req_id, state):
+            output, payload = super()._samples(req_id, state)
+            return output._replace(finish_reason="stop" if state.made >= 3 else None), payload
+
+    stages = [FakeStage("thinker", FrameChunks("rows", (2,), concat=join)), Capped("talker", whole=False)]
+
+    async def main():
+        client = ThreadedClient(("thinker", "talker"), lambda: stages, text_stage=text_stage)
+        await client.start()
+        try:
+            events = [event async for event in client.submit(request("a", 40))]
+        finally:
+            await client.close()
+        text = [token for event in events[:-1] if event.stage == "thinker" for token in event.output.new_token_ids]
+        assert events[-1].finish_reason == ("stop" if text_stage else "length")
+        assert len(text) == 40 if text_stage else len(text) < 10
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("after", [0, 1, 5])
