@@ -113,6 +113,7 @@ class ThreadedClient:
         self._loaded = False
         self._thread: threading.Thread | None = None
         self._ended: asyncio.Event | None = None
+        self._ready: asyncio.Future[None] | None = None
 
     async def start(self) -> None:
         """Load the stages; returns when all are ready.
@@ -120,19 +121,20 @@ class ThreadedClient:
         Raises:
             ConfigError: settings that can't work.
             StageDiedError: a stage ended while it loaded.
+            StagevoxError: what the warm-up ended in.
+            ClosedError: :meth:`close` was called meanwhile.
         """
         assert self._thread is None, "started before"
         self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
-        ready: asyncio.Future[None] = self._loop.create_future()
-        self._thread = threading.Thread(target=self._run, args=(ready,), name="stagevox-stages", daemon=True)
+        self._ready = self._loop.create_future()
+        self._thread = threading.Thread(target=self._run, name="stagevox-stages", daemon=True)
         self._thread.start()
         try:
-            await ready
+            await self._ready
         except BaseException:
             self._health = dict.fromkeys(self._names, StageHealth.DEAD)
             raise
-        self._health = dict.fromkeys(self._names, StageHealth.READY)
 
     def submit(self, request: OmniRequest) -> ThreadedStream:
         """Start a request.
@@ -192,6 +194,7 @@ class ThreadedClient:
         """
         self._stopping = True
         self._wake.set()
+        self._settle(ClosedError("closed while the stages were loaded"))
         if self._ended is not None and self._loaded:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._ended.wait(), CLOSE_SECONDS)
@@ -243,7 +246,7 @@ class ThreadedClient:
 
     # In the thread.
 
-    def _run(self, ready: asyncio.Future[None]) -> None:
+    def _run(self) -> None:
         stages: list[Stage] = []
         try:
             try:
@@ -252,22 +255,23 @@ class ThreadedClient:
                 driver = InlineDriver(stages, self._orchestrator, LocalConnector(), sleep=self._sleep)
                 if self._warm_up is not None:
                     driver.submit(self._warm_up)
-                    for _ in driver.events(each_round=self._check_stop):
-                        pass
+                    for event in driver.events(each_round=self._check_stop):
+                        if isinstance(event, FinishRequest) and event.error is not None:
+                            raise event.error
                     for stage in stages:
                         stage.clear_trace()
                     driver.clear_stats()
             except _Stopped:
                 return
             except StagevoxError as error:
-                self._tell(_settle, ready, error)
+                self._tell(self._settle, error)
                 return
             except Exception as error:
                 died = StageDiedError(f"a stage ended while it loaded: {type(error).__name__}: {error}")
                 died.__cause__ = error
-                self._tell(_settle, ready, died)
+                self._tell(self._settle, died)
                 return
-            self._tell(_settle, ready, None)
+            self._tell(self._settle, None)
             self._serve(driver)
         except Exception as error:
             self._tell(self._died, error)
@@ -287,6 +291,7 @@ class ThreadedClient:
             self._take_in(driver)
 
         with suppress(_Stopped):
+            self._flush(driver, made)  # one may have died while it warmed up
             while True:
                 self._wake.wait()
                 between_rounds()
@@ -323,6 +328,16 @@ class ThreadedClient:
 
     # In the event loop again.
 
+    def _settle(self, error: Exception | None) -> None:
+        """End :meth:`start`, unless that has happened."""
+        if self._ready is None or self._ready.done():
+            return
+        if error is None:
+            self._health = dict.fromkeys(self._names, StageHealth.READY)  # here, so that a death told next isn't overwritten
+            self._ready.set_result(None)
+        else:
+            self._ready.set_exception(error)
+
     def _died(self, error: Exception) -> None:
         """The thread ended by an error of the driver's own: nothing runs any more."""
         self._health = dict.fromkeys(self._names, StageHealth.DEAD)
@@ -333,6 +348,7 @@ class ThreadedClient:
     def _end(self) -> None:
         assert self._ended is not None
         self._stopping = True
+        self._settle(ClosedError("the stages ended while they were loaded"))
         self._health = dict.fromkeys(self._names, StageHealth.DEAD)
         self._finish_all("abort", None)
         self._ended.set()
@@ -345,15 +361,6 @@ class ThreadedClient:
 
 class _Stopped(Exception):
     """The thread is to end."""
-
-
-def _settle(ready: asyncio.Future[None], error: Exception | None) -> None:
-    if ready.done():
-        return
-    if error is None:
-        ready.set_result(None)
-    else:
-        ready.set_exception(error)
 
 
 def _as_arrays(event: ClientEvent) -> ClientEvent:

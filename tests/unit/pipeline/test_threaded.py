@@ -297,3 +297,94 @@ def test_a_failed_load_is_an_error_of_start(error, seen):
         await client.close()
 
     asyncio.run(main())
+
+
+def start_with(stages, body=None):
+    """Start a client with a warm-up on the stages; ``body(client)`` runs on it."""
+
+    async def main():
+        client = ThreadedClient(NAMES, lambda: stages, warm_up=request("warm-up"))
+        try:
+            await client.start()
+            if body is not None:
+                await body(client)
+        finally:
+            assert body is not None or set(client.health().values()) == {StageHealth.DEAD}
+            await client.close()
+        assert all(stage.closed for stage in stages)
+
+    asyncio.run(main())
+
+
+def test_a_stage_that_dies_in_the_warm_up_is_an_error_of_start(fake_stages):
+    stages = fake_stages()
+    stages[1].die_at = 2
+    with pytest.raises(StageDiedError, match="talker.*out of memory"):
+        start_with(stages)
+
+
+def test_a_warm_up_that_a_stage_refuses_is_an_error_of_start(fake_stages):
+    stages = fake_stages()
+    stages[1].refuse.add("warm-up")
+    with pytest.raises(RequestFailedError, match="no such sampling parameter"):
+        start_with(stages)
+
+
+def test_a_stage_that_dies_as_the_warm_up_is_tidied_up_is_never_called_ready(fake_stages):
+    """The request has ended by then: nobody's error, and nothing wakes the thread."""
+    stages = fake_stages()
+    late = [stages[0].has_work]
+    stages[0].has_work = lambda: late[0]() or bool(stages[2].steps and not any(stage.held for stage in stages))
+    stages[0].on_step = lambda stage: 1 / 0 if stages[2].steps and not stage.held else None
+
+    async def body(client):
+        await until(lambda: client.health()["thinker"] is StageHealth.DEAD, 1)
+        with pytest.raises(StageDiedError):
+            client.submit(request("a"))
+
+    start_with(stages, body)
+
+
+@pytest.mark.parametrize("when", ["loading", "warming up"])
+def test_closing_ends_a_start_that_is_under_way(fake_stages, when):
+    stages = fake_stages()
+    reached, go_on = threading.Event(), threading.Event()
+
+    def wait(*_):
+        reached.set()
+        assert go_on.wait(10)
+
+    def load():
+        if when == "loading":
+            wait()
+        return stages
+
+    if when == "warming up":
+        stages[0].on_step = wait
+
+    async def main():
+        client = ThreadedClient(NAMES, load, warm_up=request("warm-up"))
+        starting = asyncio.ensure_future(client.start())
+        await asyncio.to_thread(reached.wait, 10)
+        closing = asyncio.ensure_future(client.close())
+        with pytest.raises(ClosedError):
+            await asyncio.wait_for(starting, 2)
+        go_on.set()
+        await closing
+        await until(lambda: all(stage.closed for stage in stages))
+        assert set(client.health().values()) == {StageHealth.DEAD}
+
+    asyncio.run(main())
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_ends_ends_a_start_that_is_under_way():
+    def load():
+        raise SystemExit
+
+    async def main():
+        client = ThreadedClient(NAMES, load)
+        with pytest.raises(ClosedError):
+            await asyncio.wait_for(client.start(), 2)
+
+    asyncio.run(main())
