@@ -10,7 +10,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -28,54 +28,12 @@ from .orchestrator import Orchestrator
 from .request import OmniRequest, StageStats, Timing
 from .spans import StepSpan, Watcher
 from .stage import Stage
+from .stream import Stream
 
 CLOSE_SECONDS = 5.0
 """Longest wait for the thread to end: a step that hangs must not keep a server from its own end."""
 
 Command = Callable[[InlineDriver], None]
-
-
-class ThreadedStream:
-    """One request in flight (:class:`.client.RequestStream`)."""
-
-    def __init__(self, req_id: str, abort: Callable[[str], None]) -> None:
-        self._req_id = req_id
-        self._abort = abort
-        self._events: deque[ClientEvent] = deque()
-        self._waiting: asyncio.Future[None] | None = None
-        self._closed = False
-
-    def push(self, event: ClientEvent) -> None:
-        """Add what clients see next; called in the event loop."""
-        if self._closed:
-            return
-        self._events.append(event)
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(None)
-
-    async def __aiter__(self) -> AsyncIterator[ClientEvent]:
-        try:
-            while not self._closed:
-                while self._events:
-                    event = self._events.popleft()
-                    if isinstance(event, FinishRequest):
-                        self._closed = True
-                    yield event
-                    if self._closed:
-                        return
-                self._waiting = asyncio.get_running_loop().create_future()
-                await self._waiting
-        finally:
-            await self.aclose()
-
-    async def aclose(self) -> None:
-        """Abort the request unless it has ended; closing again does nothing."""
-        if not self._closed:
-            self._closed = True
-            self._events.clear()
-            if self._waiting is not None and not self._waiting.done():
-                self._waiting.set_result(None)
-            self._abort(self._req_id)
 
 
 class ThreadedClient:
@@ -98,7 +56,7 @@ class ThreadedClient:
         self._load = load
         self._warm_up = warm_up
         self._orchestrator = Orchestrator(self._names, deadline, text_stage)
-        self._streams: dict[str, ThreadedStream] = {}
+        self._streams: dict[str, Stream] = {}
         self._health = dict.fromkeys(self._names, StageHealth.STARTING)
         self._stats = [StageStats(name) for name in self._names]
         self._gauges = {name: Gauges() for name in self._names}
@@ -136,7 +94,7 @@ class ThreadedClient:
             self._health = dict.fromkeys(self._names, StageHealth.DEAD)
             raise
 
-    def submit(self, request: OmniRequest) -> ThreadedStream:
+    def submit(self, request: OmniRequest) -> Stream:
         """Start a request.
 
         Raises:
@@ -153,7 +111,7 @@ class ThreadedClient:
         for name in road:
             if self._health[name] is not StageHealth.READY:
                 raise StageDiedError(f"{name}: the engine died")
-        stream = self._streams[req_id] = ThreadedStream(req_id, self._abort)
+        stream = self._streams[req_id] = Stream(req_id, self._abort)
         self._send(lambda driver: driver.submit(request))
         return stream
 
@@ -283,7 +241,7 @@ class ThreadedClient:
 
     def _serve(self, driver: InlineDriver) -> None:
         made: list[ClientEvent] = []
-        driver.on_step = self._spans.append if self._watchers else None
+        driver.on_step = self._note
 
         def between_rounds() -> None:
             self._flush(driver, made)
@@ -300,6 +258,10 @@ class ThreadedClient:
                     if not driver.num_requests:  # told before the rounds in which engines tidy up
                         self._flush(driver, made)
                 self._flush(driver, made)
+
+    def _note(self, span: StepSpan) -> None:
+        if self._watchers:
+            self._spans.append(span)
 
     def _take_in(self, driver: InlineDriver) -> None:
         self._wake.clear()

@@ -299,6 +299,20 @@ def test_a_failed_load_is_an_error_of_start(error, seen):
     asyncio.run(main())
 
 
+def test_who_starts_to_watch_later_is_told_from_then_on(run):
+    async def body(client, stages):
+        await collect(client.submit(request("a")))
+        seen, before = [], client.stats()
+        client.watch(seen.append)
+        await collect(client.submit(request("b")))
+        await client.drain(5)
+        for old, new in zip(before, client.stats(), strict=True):
+            assert new.steps > old.steps
+            assert [span.stage for span in seen].count(new.name) == new.steps - old.steps
+
+    run(body)
+
+
 def start_with(stages, body=None):
     """Start a client with a warm-up on the stages; ``body(client)`` runs on it."""
 
@@ -377,8 +391,9 @@ def test_closing_ends_a_start_that_is_under_way(fake_stages, when):
     asyncio.run(main())
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_thread_that_ends_ends_a_start_that_is_under_way():
+def test_a_thread_that_ends_ends_a_start_that_is_under_way(monkeypatch):
+    monkeypatch.setattr(threading, "excepthook", lambda args: None)  # pytest's would report it
+
     def load():
         raise SystemExit
 
@@ -386,5 +401,6 @@ def test_a_thread_that_ends_ends_a_start_that_is_under_way():
         client = ThreadedClient(NAMES, load)
         with pytest.raises(ClosedError):
             await asyncio.wait_for(client.start(), 2)
+        client._thread.join(5)
 
     asyncio.run(main())
