@@ -96,6 +96,10 @@ class StageLink:
         with suppress(ProcessLookupError):
             self._child.kill()
 
+    async def ended(self) -> None:
+        """Wait until the process has ended."""
+        await asyncio.shield(self._ended)
+
     async def stop(self, seconds: float) -> None:
         """Ask the process to end; kill it if it hasn't after ``seconds``."""
         self.send(Quit())

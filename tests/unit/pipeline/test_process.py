@@ -233,6 +233,99 @@ def test_a_stage_that_dies_may_be_started_again():
     run(scenario())
 
 
+def fails_in(what):
+    """A failure in the server's own code, once the pipeline serves: (how to bring it about, why the stage is dead)."""
+
+    def in_watcher(pipeline, monkeypatch):
+        def watcher(span):
+            if span.stage == "talker":
+                raise ZeroDivisionError("watched")
+
+        pipeline.watch(watcher)
+
+    def in_heard(pipeline, monkeypatch):
+        heard = pipeline._heard
+        monkeypatch.setattr(pipeline, "_heard", lambda name, message: 1 / 0 if name == "talker" else heard(name, message))
+
+    def in_receive(pipeline, monkeypatch):
+        monkeypatch.setattr("stagevox.pipeline.link.decode_to_server", lambda data: 1 / 0)
+
+    return {"watcher": in_watcher, "heard": in_heard, "receive": in_receive}[what]
+
+
+@pytest.mark.parametrize("what", ["watcher", "heard", "receive"])
+def test_a_stage_that_can_t_be_heard_any_more_is_dead(monkeypatch, caplog, what):
+    async def scenario():
+        deaths = []
+        pipeline = client(told_of_death=lambda *what: deaths.append(what))
+        await pipeline.start()
+        try:
+            fails_in(what)(pipeline, monkeypatch)
+            _, _, end = await asyncio.wait_for(say(pipeline, "a", "hello"), 10)
+            assert isinstance(end.error, StageDiedError) and "ZeroDivisionError" in str(end.error)
+            dead = [name for name, health in pipeline.health().items() if health is StageHealth.DEAD]
+            assert dead and (what == "receive" or dead == ["talker"])
+            assert [name for name, _ in deaths] == dead and "ZeroDivisionError" in deaths[0][1]
+            assert all(gone(pipeline.pids()[name]) for name in dead)
+            assert "Traceback" in caplog.text
+        finally:
+            await pipeline.close()
+
+    run(scenario())
+
+
+def test_what_a_failure_kept_from_a_listener_is_told_with_the_stage_s_death(monkeypatch):
+    """The orchestrator has forgotten the request by then."""
+
+    async def scenario():
+        pipeline = client()
+        await pipeline.start()
+        try:
+            carry_out = pipeline._carry_out
+            broken = []
+
+            def carry_out_until_the_end(commands):
+                if any(isinstance(command, FinishRequest) for command in commands) and not broken:
+                    broken.append(commands)
+                    raise ZeroDivisionError
+                carry_out(commands)
+
+            monkeypatch.setattr(pipeline, "_carry_out", carry_out_until_the_end)
+            _, _, end = await asyncio.wait_for(say(pipeline, "a", "hello"), 10)
+            assert broken and isinstance(end.error, StageDiedError)
+        finally:
+            await pipeline.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("on_death", list(OnDeath))
+def test_without_its_clock_a_pipeline_is_dead(caplog, on_death):
+    async def scenario():
+        deaths = []
+        pipeline = client(told_of_death=lambda *what: deaths.append(what), on_death=on_death)
+        await pipeline.start()
+        try:
+            saying = asyncio.create_task(say(pipeline, "a", "hello " * 100, pace=0.01))
+            await asyncio.sleep(0.1)
+            assert pipeline.num_requests == 1
+            pipeline._orchestrator._handlers[process.ClockTicked] = lambda event: 1 / 0
+            _, _, end = await asyncio.wait_for(saying, 10)
+            assert isinstance(end.error, StageDiedError) and "clock" in str(end.error) and "ZeroDivisionError" in str(end.error)
+            assert set(pipeline.health().values()) == {StageHealth.DEAD} and pipeline.num_requests == 0
+            while len(deaths) < 3:
+                await asyncio.sleep(0.02)
+            await asyncio.sleep(0.2)  # nothing is started again
+            assert set(pipeline.health().values()) == {StageHealth.DEAD} and all(map(gone, pipeline.pids().values()))
+            assert "Traceback" in caplog.text
+            with pytest.raises(StageDiedError):
+                pipeline.submit(pipeline.blueprint.admit("late", "hello", None))
+        finally:
+            await pipeline.close()
+
+    run(scenario())
+
+
 async def kill_while_it_loads(pipeline, stage, seen):
     """Wait for a process of ``stage`` that was not ``seen``, and kill it before it is ready."""
     while (pid := pipeline.pids()[stage]) in seen:
