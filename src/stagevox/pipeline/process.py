@@ -18,7 +18,7 @@ import zmq.asyncio
 
 from stagevox.connectors.base import Chunk
 from stagevox.connectors.roadmap import RoadOwner, with_port
-from stagevox.errors import ClosedError, StageDiedError, StagevoxError
+from stagevox.errors import ClosedError, DeadlineError, StageDiedError, StagevoxError
 from stagevox.stage.messages import (
     Add,
     Answer,
@@ -177,8 +177,8 @@ class ProcessClient:
             road=self._road,
             **self._engine,
         )
-        self._ready[name] = asyncio.get_running_loop().create_future()
         link = self._links[name] = StageLink(launch, self._context, self._stderr)
+        self._ready[name] = asyncio.get_running_loop().create_future()
         reader = self._readers[name] = asyncio.create_task(self._read(link), name=f"reader of {name}")
         reader.add_done_callback(_log_failure)
 
@@ -221,6 +221,7 @@ class ProcessClient:
         self._closing = True
         for req_id in self._orchestrator.req_ids:
             self.abort(req_id)
+        self._answers.fail_all(ClosedError("the pipeline is closed"))
         if self._clock_task is not None:
             self._clock_task.cancel()
         await asyncio.gather(*(link.stop(5.0) for link in self._links.values()), return_exceptions=True)
@@ -284,9 +285,18 @@ class ProcessClient:
         return {name: answer.held for name, answer in zip(self.blueprint.stages, answers, strict=True)}
 
     async def _ask(self, name: str, what: str) -> Answer:
+        """Raises :class:`ClosedError`, :class:`StageDiedError`, or :class:`DeadlineError` if no answer comes."""
+        link = self._links.get(name)
+        if self._closing or link is None:
+            raise ClosedError("the pipeline is not running")
+        if not link.is_alive:
+            raise StageDiedError(f"{name}: the engine died")
         future = self._answers.expect(name, what)
-        self._links[name].send(Ask(what))
-        return await asyncio.wait_for(future, ANSWER_SECONDS)
+        link.send(Ask(what))
+        try:
+            return await asyncio.wait_for(future, ANSWER_SECONDS)
+        except TimeoutError:
+            raise DeadlineError(f"{name}: no answer in {ANSWER_SECONDS:g} s") from None
 
     # -- what stages say ----------------------------------------------------------------------------------------------
 
@@ -361,6 +371,11 @@ class ProcessClient:
             ready.exception()  # seen: start() may have given up already
             if starting:
                 return
+        self._lost(name, why)
+
+    def _lost(self, name: str, why: str) -> None:
+        """Tell that a stage is dead, and start it again if that is wanted."""
+        self._health[name] = StageHealth.DEAD
         if self._told_of_death is not None:
             self._told_of_death(name, why)
         if self._on_death is OnDeath.RESTART:
@@ -378,7 +393,11 @@ class ProcessClient:
     def _load(self, name: str) -> None:
         if self._closing or self._broken is not None:
             return
-        self._launch(name)
+        try:
+            self._launch(name)
+        except (OSError, zmq.ZMQError) as error:  # no memory to fork, no descriptor left
+            self._lost(name, f"it can't be started: {error}")
+            return
         link, ready = self._links[name], self._ready[name]
 
         def check() -> None:

@@ -13,7 +13,15 @@ import numpy as np
 import pytest
 
 from stagevox.contract import WAVEFORM
-from stagevox.errors import BadParameterError, BadRequestError, CapabilityError, DeadlineError, RequestFailedError, StageDiedError
+from stagevox.errors import (
+    BadParameterError,
+    BadRequestError,
+    CapabilityError,
+    ClosedError,
+    DeadlineError,
+    RequestFailedError,
+    StageDiedError,
+)
 from stagevox.pipeline import process
 from stagevox.pipeline.client import StageHealth
 from stagevox.pipeline.events import EmitOutput, FinishRequest
@@ -361,6 +369,85 @@ def test_a_stage_that_dies_again_while_it_loads_is_started_again(monkeypatch):
             folder = pipeline._owner.map.folder
             await pipeline.close()
         assert not left_behind(folder)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("what", ["fork", "watch"])
+@pytest.mark.parametrize("times", [2, 1 << 30])
+def test_a_stage_whose_process_can_t_be_started_again_is_tried_again_and_dead_in_the_end(monkeypatch, what, times):
+    monkeypatch.setattr(process, "PAUSES", (0.0, 0.05, 0.05, 0.05))
+
+    async def scenario():
+        deaths, failed, children = [], [], []
+        pipeline = client(on_death=OnDeath.RESTART, told_of_death=lambda *what: deaths.append(what))
+        await pipeline.start()
+        try:
+            real = {"fork": subprocess.Popen, "watch": os.pidfd_open}[what]
+
+            def fail(*args, **options):
+                if len(failed) == times:
+                    return real(*args, **options)
+                failed.append(args)
+                raise OSError(12, "Cannot allocate memory")
+
+            if what == "fork":
+                monkeypatch.setattr(subprocess, "Popen", fail)
+            else:
+                monkeypatch.setattr(os, "pidfd_open", lambda pid: children.append(pid) or fail(pid))
+            sockets = set(Path(pipeline._owner.map.folder).glob("c*"))
+            os.kill(pipeline.pids()["talker"], signal.SIGKILL)
+            await becomes(pipeline, "talker", StageHealth.RESTARTING)
+            await becomes(pipeline, "talker", StageHealth.READY if times == 2 else StageHealth.DEAD)
+            if times == 2:
+                assert len(failed) == 2 and len(deaths) == 3
+                samples, _, _ = await say(pipeline, "after", "x" * 100)
+                assert np.array_equal(samples, samples_of("x" * 100).astype(samples.dtype))
+            else:
+                assert len(failed) == MOST_LOADS and len(deaths) == 1 + MOST_LOADS
+                assert "Cannot allocate memory" in deaths[-1][1]
+                with pytest.raises(StageDiedError):
+                    pipeline.submit(pipeline.blueprint.admit("late", "hello", None))
+            # One for each stage that is alive: those of the failed tries are gone, and so are their processes.
+            now = set(Path(pipeline._owner.map.folder).glob("c*"))
+            assert len(now) == (len(sockets) if times == 2 else len(sockets) - 1)
+            assert what == "fork" or (all(map(gone, children[: len(failed)])) and len(children) >= len(failed))
+        finally:
+            folder = pipeline._owner.map.folder
+            await pipeline.close()
+        assert not left_behind(folder)
+
+    run(scenario())
+
+
+def test_what_stages_are_asked_ends_in_an_error_by_name(monkeypatch):
+    monkeypatch.setattr(process, "ANSWER_SECONDS", 0.3)
+
+    async def scenario():
+        pipeline = client()
+        with pytest.raises(ClosedError):
+            await pipeline.held()
+        await pipeline.start()
+        try:
+            os.kill(pipeline.pids()["talker"], signal.SIGSTOP)
+            with pytest.raises(DeadlineError, match=r"talker: no answer in 0\.3 s"):
+                await pipeline.held()
+            monkeypatch.setattr(process, "ANSWER_SECONDS", 30.0)
+            os.kill(pipeline.pids()["talker"], signal.SIGKILL)
+            await becomes(pipeline, "talker", StageHealth.DEAD)
+            with pytest.raises(StageDiedError, match="talker"):
+                await asyncio.wait_for(pipeline.trace(), 1)
+            os.kill(pipeline.pids()["thinker"], signal.SIGSTOP)
+            asking = asyncio.create_task(pipeline._ask("thinker", "held"))
+            await asyncio.sleep(0)
+            closing = asyncio.create_task(pipeline.close())
+            with pytest.raises(ClosedError):
+                await asyncio.wait_for(asking, 1)
+            await closing
+            with pytest.raises(ClosedError):
+                await pipeline.held()
+        finally:
+            await pipeline.close()
 
     run(scenario())
 
