@@ -568,12 +568,13 @@ def test_chunks_over_tcp_are_the_same_also_to_a_stage_that_was_started_again():
 
 SERVER = """
 import asyncio, sys
-from tests.unit.pipeline.test_process import client, say
+from tests.unit.pipeline.test_process import client
 async def main():
     pipeline = client()
     await pipeline.start()
     print(pipeline._owner.map.folder, *pipeline.pids().values(), flush=True)
-    await say(pipeline, "long", "hello " * 1000, pace=0.01)
+    async for event in pipeline.submit(pipeline.blueprint.admit("long", {"text": "hello " * 1000, "pace": 0.01}, None)):
+        print("speaking", flush=True)
 asyncio.run(main())
 """
 
@@ -584,7 +585,7 @@ def test_no_process_outlives_its_server(how):
     try:
         folder, *pids = server.stdout.readline().split()
         assert len(pids) == 3
-        time.sleep(0.2)  # into the long text
+        assert server.stdout.readline() == "speaking\n"  # a minute's text, from its first event on
         server.send_signal(how)
         server.wait(20)
         wait_until(lambda: all(gone(int(pid)) for pid in pids))
