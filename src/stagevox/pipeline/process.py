@@ -30,6 +30,7 @@ from stagevox.stage.messages import (
     Launch,
     Ready,
     Refused,
+    Renewed,
     Standing,
     Stepped,
     ToServer,
@@ -345,6 +346,9 @@ class ProcessClient:
             case Refused(req_id, error):
                 self._tell(RequestFailed(now, req_id, error.to_error()))
             case Ready():
+                upstream = self._upstream[name]
+                if upstream is not None and self._health[name] is StageHealth.RESTARTING:
+                    self._links[upstream].send(Renewed())
                 self._health[name] = StageHealth.READY
                 self._loads[name] = 0
                 self._tell(StageRevived(now, name))

@@ -334,6 +334,29 @@ def test_without_its_clock_a_pipeline_is_dead(caplog, on_death):
     run(scenario())
 
 
+def test_chunks_that_a_dead_stage_never_took_are_forgotten_with_its_return():
+    async def scenario():
+        pipeline = client(on_death=OnDeath.RESTART)
+        await pipeline.start()
+        try:
+            await say(pipeline, "before", "hello")  # the stages are connected
+            pid = pipeline.pids()["code2wav"]
+            os.kill(pid, signal.SIGSTOP)
+            doomed = [asyncio.create_task(say(pipeline, f"doomed{n}", "hello " * 30)) for n in range(4)]
+            await asyncio.sleep(0.5)  # their chunks are on the way, and nobody takes them
+            os.kill(pid, signal.SIGKILL)
+            assert all(isinstance(end.error, StageDiedError) for _, _, end in await asyncio.gather(*doomed))
+            assert (await pipeline._ask("talker", "held")).held["road"] == len(doomed)
+            await becomes(pipeline, "code2wav", StageHealth.READY)
+            await nothing_held(pipeline)
+            samples, _, _ = await say(pipeline, "after", "x" * 100)
+            assert np.array_equal(samples, samples_of("x" * 100).astype(samples.dtype))
+        finally:
+            await pipeline.close()
+
+    run(scenario())
+
+
 async def kill_while_it_loads(pipeline, stage, seen):
     """Wait for a process of ``stage`` that was not ``seen``, and kill it before it is ready."""
     while (pid := pipeline.pids()[stage]) in seen:
