@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Sequence
@@ -62,6 +63,9 @@ def _run(args: argparse.Namespace) -> int:
         # Nobody reads on; what Python would flush at its end has nowhere to go.
         _stdout_to_nowhere()
         return BROKEN_PIPE
+    except (TimeoutError, socket.gaierror) as error:  # they are OSErrors, but nothing was written
+        _complain(OSError(error.strerror or str(error) or "timed out"))
+        return 1
     except OSError as error:  # such as a disk that has become full
         _complain(OSError(f"can't write: {error.strerror or error}"))
         _stdout_to_nowhere()

@@ -39,7 +39,8 @@ def _address(value: str) -> str:
 
 
 Seconds = Annotated[float, _as(Annotated[float, Field(gt=0, lt=1e9)])]
-Count = Annotated[int, _as(Annotated[int, Field(ge=1, le=1 << 20)])]
+Window = Annotated[int, _as(Annotated[int, Field(ge=1, le=64)])]
+"""As many as an edge may hold for all its requests (:class:`stagevox.connectors.outbox.RoadLimits`)."""
 Devices = Annotated[
     list[int | str],
     _as(Annotated[list[Annotated[int, Field(ge=0, le=4096)] | Annotated[str, Field(min_length=1)]], Field(min_length=1)]),
@@ -98,7 +99,7 @@ class Connectors(Block):
 
     kind: Literal["auto", "local", "shm", "tcp"] | None = None
     """``local`` inside one process, ``shm`` between processes, ``tcp`` between hosts; ``auto`` is one of the first two."""
-    window: Count | None = None
+    window: Window | None = None
     """Chunks of one request that may be on their way to a stage before its producer waits."""
     addresses: Annotated[dict[str, Annotated[str, AfterValidator(_address)]], BeforeValidator(_block)] = {}
     """With ``tcp``: where a stage listens, ``tcp://HOST:PORT``; a stage without one listens on loopback."""

@@ -170,6 +170,19 @@ class Outbox:
             self._expire(now)
         self._send_ready(now)
 
+    def renew(self, now: float) -> None:
+        """Another process has taken the consumer's place: what was sent to the one before is lost and gives its room back.
+
+        It may have been on the way when the consumer died, or been sent to the new one, which won't miss it: it knows none of
+        these requests. A road to it that is still in use goes on where it was.
+        """
+        for lane in list(self._lanes.values()):
+            self._free_sent(lane)
+            if lane.is_dropped:
+                del self._lanes[lane.number]
+            self._make_ready(lane)
+        self._send_ready(now)
+
     def close(self) -> None:
         """Forget everything; the pool is closed by its owner."""
         if self.socket is not None:
@@ -284,13 +297,8 @@ class Outbox:
                 self.failures.append((lane.req_id, error))
 
     def _give_up(self, lane: _Lane) -> None:
-        """Free what a lane holds. Its segments are removed, not used again: the consumer may yet read them."""
-        for sent in lane.sent.values():
-            self._count -= 1
-            self._bytes -= sent.nbytes
-            if sent.segment:
-                self._pool.discard(sent.segment)
-        lane.sent.clear()
+        """Free what a lane holds."""
+        self._free_sent(lane)
         lane.waiting.clear()
         lane.has_failed = True
         if lane.is_ready:
@@ -298,3 +306,12 @@ class Outbox:
             self._ready.remove(lane)
         if lane.is_dropped:
             del self._lanes[lane.number]
+
+    def _free_sent(self, lane: _Lane) -> None:
+        """Forget what was sent. Its segments are removed, not used again: the consumer may yet read them."""
+        for sent in lane.sent.values():
+            self._count -= 1
+            self._bytes -= sent.nbytes
+            if sent.segment:
+                self._pool.discard(sent.segment)
+        lane.sent.clear()

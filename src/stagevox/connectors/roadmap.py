@@ -127,11 +127,19 @@ def sweep_stale() -> int:
 
 
 def with_port(address: str) -> str:
-    """``tcp://HOST:*`` with a port that is free now, so that a stage that is started again is found where it was."""
+    """``tcp://HOST:*`` with a port that is free now, so that a stage that is started again is found where it was.
+
+    Raises:
+        ConfigError: there is no such host, or it isn't this one.
+    """
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     if port != "*":
         return address
     family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.bind((host.strip("[]"), 0))
-        return f"tcp://{host}:{probe.getsockname()[1]}"
+    try:
+        with socket.socket(family) as probe:
+            probe.bind((host.strip("[]"), 0))
+            return f"tcp://{host}:{probe.getsockname()[1]}"
+    except (OSError, UnicodeError) as error:  # the latter for what can't be a host's name
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigError("connectors.addresses", f"no stage can listen at {address}: {reason}") from error

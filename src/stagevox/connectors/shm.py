@@ -139,6 +139,15 @@ class ShmConnector(Connector):
         for outbox in self._outboxes.values():
             outbox.drop(req_id, now)
 
+    def renew(self, stage: str) -> None:
+        """Hear that another process runs ``stage`` now, and forget what was sent to the one before.
+
+        Requests that it is to take must be opened here after this.
+        """
+        self._check_usable()
+        if stage in self._outboxes:
+            self._outboxes[stage].renew(self._clock())
+
     def is_full(self, req_id: str) -> bool:
         """True if as many of the request's chunks are unacknowledged as may be: its stage should not be scheduled for it."""
         return any(outbox.is_full(req_id) for outbox in self._outboxes.values())

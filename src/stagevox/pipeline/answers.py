@@ -31,3 +31,8 @@ class Answers:
             for future in self._waiting.pop(key):
                 if not future.done():
                     future.set_exception(error)
+
+    def fail_all(self, error: Exception) -> None:
+        """No stage will answer any more."""
+        for stage in {stage for stage, _ in self._waiting}:
+            self.fail(stage, error)

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO
 
@@ -25,27 +25,36 @@ class StageLink:
     """Starts the process of a stage, talks to it, and knows when it ends."""
 
     def __init__(self, launch: Launch, context: zmq.asyncio.Context, stderr: IO[bytes] | None = None) -> None:
-        """Listen at ``launch.control``, then start the process; ``stderr`` takes what it writes there."""
+        """Listen at ``launch.control``, then start the process; ``stderr`` takes what it writes there.
+
+        Raises:
+            OSError: the process can't be started, or not be watched; nothing is left of it.
+            zmq.ZMQError: the socket can't be opened.
+        """
         self.name = launch.spec.name
         self._path = Path(launch.control.removeprefix("ipc://"))
-        self._socket = context.socket(zmq.PAIR)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.SNDHWM, 0)
-        self._socket.setsockopt(zmq.RCVHWM, 0)
-        self._socket.bind(launch.control)
-        self._path.chmod(0o600)
-        self._child = subprocess.Popen(
-            [sys.executable, "-m", "stagevox.stage.process"],
-            stdin=subprocess.PIPE,
-            stdout=stderr,
-            stderr=stderr,
-            start_new_session=True,  # a terminal's Ctrl-C is the server's to handle
-        )
-        assert self._child.stdin is not None
-        with suppress(BrokenPipeError):  # it ended already: receive() will say so
-            self._child.stdin.write(encode_launch(launch) + b"\n")
-            self._child.stdin.flush()
-        self._watch = os.pidfd_open(self._child.pid)
+        with ExitStack() as undo:
+            self._socket = context.socket(zmq.PAIR)
+            undo.callback(self._close_socket)
+            self._socket.setsockopt(zmq.LINGER, 0)
+            self._socket.setsockopt(zmq.SNDHWM, 0)
+            self._socket.setsockopt(zmq.RCVHWM, 0)
+            self._socket.bind(launch.control)
+            self._path.chmod(0o600)
+            self._child = subprocess.Popen(
+                [sys.executable, "-m", "stagevox.stage.process"],
+                stdin=subprocess.PIPE,
+                stdout=stderr,
+                stderr=stderr,
+                start_new_session=True,  # a terminal's Ctrl-C is the server's to handle
+            )
+            undo.callback(self._kill_and_wait)
+            assert self._child.stdin is not None
+            with suppress(BrokenPipeError):  # it ended already: receive() will say so
+                self._child.stdin.write(encode_launch(launch) + b"\n")
+                self._child.stdin.flush()
+            self._watch = os.pidfd_open(self._child.pid)
+            undo.pop_all()
         self._ended = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().add_reader(self._watch, self._on_end)
 
@@ -96,6 +105,10 @@ class StageLink:
         with suppress(ProcessLookupError):
             self._child.kill()
 
+    async def ended(self) -> None:
+        """Wait until the process has ended."""
+        await asyncio.shield(self._ended)
+
     async def stop(self, seconds: float) -> None:
         """Ask the process to end; kill it if it hasn't after ``seconds``."""
         self.send(Quit())
@@ -113,11 +126,22 @@ class StageLink:
             asyncio.get_running_loop().remove_reader(self._watch)
             os.close(self._watch)
             self._watch = -1
+        self._close_stdin()
+        self._close_socket()
+
+    def _close_stdin(self) -> None:
         if self._child.stdin is not None:
             with suppress(OSError):
                 self._child.stdin.close()
+
+    def _close_socket(self) -> None:
         self._socket.close(linger=0)
         self._path.unlink(missing_ok=True)
+
+    def _kill_and_wait(self) -> None:
+        self.kill()
+        self._child.wait()
+        self._close_stdin()
 
     async def _has_more(self) -> bool:
         return bool(await self._socket.poll(0))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -17,7 +18,7 @@ import zmq.asyncio
 
 from stagevox.connectors.base import Chunk
 from stagevox.connectors.roadmap import RoadOwner, with_port
-from stagevox.errors import ClosedError, StageDiedError, StagevoxError
+from stagevox.errors import ClosedError, DeadlineError, StageDiedError, StagevoxError
 from stagevox.stage.messages import (
     Add,
     Answer,
@@ -29,6 +30,7 @@ from stagevox.stage.messages import (
     Launch,
     Ready,
     Refused,
+    Renewed,
     Standing,
     Stepped,
     ToServer,
@@ -56,12 +58,14 @@ from .events import (
 )
 from .link import StageLink
 from .orchestrator import Orchestrator
-from .request import OmniRequest, StageStats
+from .request import OmniRequest, StageStats, Timing
 from .spans import StepSpan, Watcher
 from .stream import Stream
 
 if TYPE_CHECKING:
     from stagevox.config.blueprint import Blueprint
+
+logger = logging.getLogger("stagevox.pipeline")
 
 TICK = 0.05
 """Longest time, in seconds, between two looks at the deadlines while requests are in flight."""
@@ -132,6 +136,7 @@ class ProcessClient:
         self._generation = 0
         self._loads = dict.fromkeys(blueprint.stages, 0)
         self._closing = False
+        self._broken: ErrorInfo | None = None
         self._watchers: list[Watcher] = []
         self._serving = False
 
@@ -151,6 +156,7 @@ class ProcessClient:
                 self._launch(name)
             await self._all_ready()
             self._clock_task = asyncio.create_task(self._tick(), name="deadlines")
+            self._clock_task.add_done_callback(self._clock_ended)
             await self._warm_up()
             self._serving = True
         except BaseException:
@@ -172,9 +178,10 @@ class ProcessClient:
             road=self._road,
             **self._engine,
         )
-        self._ready[name] = asyncio.get_running_loop().create_future()
         link = self._links[name] = StageLink(launch, self._context, self._stderr)
-        self._readers[name] = asyncio.create_task(self._read(link), name=f"reader of {name}")
+        self._ready[name] = asyncio.get_running_loop().create_future()
+        reader = self._readers[name] = asyncio.create_task(self._read(link), name=f"reader of {name}")
+        reader.add_done_callback(_log_failure)
 
     async def _all_ready(self) -> None:
         waiting = [self._ready[name] for name in self.blueprint.stages]
@@ -215,6 +222,7 @@ class ProcessClient:
         self._closing = True
         for req_id in self._orchestrator.req_ids:
             self.abort(req_id)
+        self._answers.fail_all(ClosedError("the pipeline is closed"))
         if self._clock_task is not None:
             self._clock_task.cancel()
         await asyncio.gather(*(link.stop(5.0) for link in self._links.values()), return_exceptions=True)
@@ -278,22 +286,38 @@ class ProcessClient:
         return {name: answer.held for name, answer in zip(self.blueprint.stages, answers, strict=True)}
 
     async def _ask(self, name: str, what: str) -> Answer:
+        """Raises :class:`ClosedError`, :class:`StageDiedError`, or :class:`DeadlineError` if no answer comes."""
+        link = self._links.get(name)
+        if self._closing or link is None:
+            raise ClosedError("the pipeline is not running")
+        if not link.is_alive:
+            raise StageDiedError(f"{name}: the engine died")
         future = self._answers.expect(name, what)
-        self._links[name].send(Ask(what))
-        return await asyncio.wait_for(future, ANSWER_SECONDS)
+        link.send(Ask(what))
+        try:
+            return await asyncio.wait_for(future, ANSWER_SECONDS)
+        except TimeoutError:
+            raise DeadlineError(f"{name}: no answer in {ANSWER_SECONDS:g} s") from None
 
     # -- what stages say ----------------------------------------------------------------------------------------------
 
     async def _read(self, link: StageLink) -> None:
-        """Read what a stage says until its process ends."""
+        """Read what a stage says until its process ends. A stage that can't be heard any more must not run on: it is killed."""
         cause: ErrorInfo | None = None
-        while (message := await link.receive()) is not None:
-            if isinstance(message, Died):
-                cause = message.error
-                continue
-            self._heard(link.name, message)
+        try:
+            while (message := await link.receive()) is not None:
+                if isinstance(message, Died):
+                    cause = message.error
+                    continue
+                self._heard(link.name, message)
+        except Exception as error:
+            logger.exception("%s: what it said could not be taken", link.name)
+            cause = _own_failure("what it said could not be taken", error)
+            link.kill()
+            await link.ended()
         if not self._closing:
-            self._ended(link, cause)
+            self._ended(link, cause or self._broken)
+            self._finish_strays(StageDiedError(f"{link.name}: the engine died"))
 
     def _heard(self, name: str, message: ToServer) -> None:
         now = time.monotonic()
@@ -322,6 +346,9 @@ class ProcessClient:
             case Refused(req_id, error):
                 self._tell(RequestFailed(now, req_id, error.to_error()))
             case Ready():
+                upstream = self._upstream[name]
+                if upstream is not None and self._health[name] is StageHealth.RESTARTING:
+                    self._links[upstream].send(Renewed())
                 self._health[name] = StageHealth.READY
                 self._loads[name] = 0
                 self._tell(StageRevived(now, name))
@@ -334,12 +361,12 @@ class ProcessClient:
         """A stage's process has ended, though nobody asked it to."""
         name, ready = link.name, self._ready[link.name]
         starting = self._health[name] is StageHealth.STARTING
+        self._health[name] = StageHealth.DEAD
         why = link.cause() if cause is None else cause.message
         link.close()
         assert self._owner is not None
         self._owner.map.sweep(name)
         self._gauges[name] = Gauges()
-        self._health[name] = StageHealth.DEAD
         self._tell(StageDied(time.monotonic(), name, why))
         self._answers.fail(name, StageDiedError(f"{name}: {why}"))
         if not ready.done():
@@ -348,6 +375,11 @@ class ProcessClient:
             ready.exception()  # seen: start() may have given up already
             if starting:
                 return
+        self._lost(name, why)
+
+    def _lost(self, name: str, why: str) -> None:
+        """Tell that a stage is dead, and start it again if that is wanted."""
+        self._health[name] = StageHealth.DEAD
         if self._told_of_death is not None:
             self._told_of_death(name, why)
         if self._on_death is OnDeath.RESTART:
@@ -356,16 +388,20 @@ class ProcessClient:
     def _load_again(self, name: str) -> None:
         """Start a dead stage, after a pause if the last time was no good; it may be killed, or fail, while it loads."""
         loads = self._loads[name]
-        if loads == MOST_LOADS:
+        if loads == MOST_LOADS or self._broken is not None:
             return
         self._loads[name] = loads + 1
         self._health[name] = StageHealth.RESTARTING
         asyncio.get_running_loop().call_later(PAUSES[loads], self._load, name)
 
     def _load(self, name: str) -> None:
-        if self._closing:
+        if self._closing or self._broken is not None:
             return
-        self._launch(name)
+        try:
+            self._launch(name)
+        except (OSError, zmq.ZMQError) as error:  # no memory to fork, no descriptor left
+            self._lost(name, f"it can't be started: {error}")
+            return
         link, ready = self._links[name], self._ready[name]
 
         def check() -> None:
@@ -381,6 +417,24 @@ class ProcessClient:
         while True:
             await asyncio.sleep(TICK if self.num_requests else 10 * TICK)
             self._tell(ClockTicked(time.monotonic()))
+
+    def _clock_ended(self, clock: asyncio.Task[None]) -> None:
+        """The clock is for good: without it no deadline would be kept, so that nothing may be served any more."""
+        _log_failure(clock)
+        error = None if clock.cancelled() else clock.exception()
+        if error is None or self._closing:
+            return
+        self._broken = _own_failure("the clock of the deadlines failed", error)
+        self._health = dict.fromkeys(self._health, StageHealth.DEAD)
+        for link in self._links.values():
+            link.kill()  # its reader goes on from here
+        self._finish_strays(self._broken.to_error())
+
+    def _finish_strays(self, error: StagevoxError) -> None:
+        """End the streams of requests that the orchestrator has ended, but whose listeners weren't told for an exception."""
+        known, now = set(self._orchestrator.req_ids), time.monotonic()
+        for req_id in [req_id for req_id in self._streams if req_id not in known]:
+            self._streams.pop(req_id).push(FinishRequest(req_id, "error", error, Timing(now, None, now)))
 
     def _tell(self, event: Event) -> None:
         self._carry_out(self._orchestrator.handle(event))
@@ -407,3 +461,14 @@ class ProcessClient:
             self._links[name].send(message)
         except (TypeError, ValueError, OverflowError) as error:  # a value that can't leave this process
             self._tell(RequestFailed(time.monotonic(), message.request.req_id, error))
+
+
+def _own_failure(what: str, error: BaseException) -> ErrorInfo:
+    """A death that is not the stage's doing."""
+    return ErrorInfo.of(StageDiedError(f"{what}: {type(error).__name__}: {error}"))
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    """No task may end unheard."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("%s: failed", task.get_name(), exc_info=error)

@@ -94,7 +94,7 @@ class StageStats:
     name: str
     steps: int = 0
     tokens: int = 0
-    """Token ids in the stage's outputs."""
+    """Token ids, and positions of a generation stage, in its outputs."""
     seconds: float = 0.0
     """Time inside ``Stage.step``."""
 

@@ -10,7 +10,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -28,6 +28,7 @@ from .orchestrator import Orchestrator
 from .request import OmniRequest, StageStats, Timing
 from .spans import StepSpan, Watcher
 from .stage import Stage
+from .stream import Stream
 
 CLOSE_SECONDS = 5.0
 """Longest wait for the thread to end: a step that hangs must not keep a server from its own end."""
@@ -35,53 +36,11 @@ CLOSE_SECONDS = 5.0
 Command = Callable[[InlineDriver], None]
 
 
-class ThreadedStream:
-    """One request in flight (:class:`.client.RequestStream`)."""
-
-    def __init__(self, req_id: str, abort: Callable[[str], None]) -> None:
-        self._req_id = req_id
-        self._abort = abort
-        self._events: deque[ClientEvent] = deque()
-        self._waiting: asyncio.Future[None] | None = None
-        self._closed = False
-
-    def push(self, event: ClientEvent) -> None:
-        """Add what clients see next; called in the event loop."""
-        if self._closed:
-            return
-        self._events.append(event)
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(None)
-
-    async def __aiter__(self) -> AsyncIterator[ClientEvent]:
-        try:
-            while not self._closed:
-                while self._events:
-                    event = self._events.popleft()
-                    if isinstance(event, FinishRequest):
-                        self._closed = True
-                    yield event
-                    if self._closed:
-                        return
-                self._waiting = asyncio.get_running_loop().create_future()
-                await self._waiting
-        finally:
-            await self.aclose()
-
-    async def aclose(self) -> None:
-        """Abort the request unless it has ended; closing again does nothing."""
-        if not self._closed:
-            self._closed = True
-            self._events.clear()
-            if self._waiting is not None and not self._waiting.done():
-                self._waiting.set_result(None)
-            self._abort(self._req_id)
-
-
 class ThreadedClient:
     """Runs the stages called ``names`` in one background thread (:class:`.client.OmniClient`).
 
-    ``load`` makes them, in that thread; ``warm_up`` is a request nobody hears, run before any other.
+    ``load`` makes them, in that thread; ``warm_up`` is a request nobody hears, run before any other; ``text_stage`` is the
+    orchestrator's.
     """
 
     def __init__(
@@ -91,12 +50,13 @@ class ThreadedClient:
         *,
         deadline: float = 30.0,
         warm_up: OmniRequest | None = None,
+        text_stage: str | None = None,
     ) -> None:
         self._names = tuple(names)
         self._load = load
         self._warm_up = warm_up
-        self._orchestrator = Orchestrator(self._names, deadline=deadline)
-        self._streams: dict[str, ThreadedStream] = {}
+        self._orchestrator = Orchestrator(self._names, deadline, text_stage)
+        self._streams: dict[str, Stream] = {}
         self._health = dict.fromkeys(self._names, StageHealth.STARTING)
         self._stats = [StageStats(name) for name in self._names]
         self._gauges = {name: Gauges() for name in self._names}
@@ -111,6 +71,7 @@ class ThreadedClient:
         self._loaded = False
         self._thread: threading.Thread | None = None
         self._ended: asyncio.Event | None = None
+        self._ready: asyncio.Future[None] | None = None
 
     async def start(self) -> None:
         """Load the stages; returns when all are ready.
@@ -118,21 +79,22 @@ class ThreadedClient:
         Raises:
             ConfigError: settings that can't work.
             StageDiedError: a stage ended while it loaded.
+            StagevoxError: what the warm-up ended in.
+            ClosedError: :meth:`close` was called meanwhile.
         """
         assert self._thread is None, "started before"
         self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
-        ready: asyncio.Future[None] = self._loop.create_future()
-        self._thread = threading.Thread(target=self._run, args=(ready,), name="stagevox-stages", daemon=True)
+        self._ready = self._loop.create_future()
+        self._thread = threading.Thread(target=self._run, name="stagevox-stages", daemon=True)
         self._thread.start()
         try:
-            await ready
+            await self._ready
         except BaseException:
             self._health = dict.fromkeys(self._names, StageHealth.DEAD)
             raise
-        self._health = dict.fromkeys(self._names, StageHealth.READY)
 
-    def submit(self, request: OmniRequest) -> ThreadedStream:
+    def submit(self, request: OmniRequest) -> Stream:
         """Start a request.
 
         Raises:
@@ -149,7 +111,7 @@ class ThreadedClient:
         for name in road:
             if self._health[name] is not StageHealth.READY:
                 raise StageDiedError(f"{name}: the engine died")
-        stream = self._streams[req_id] = ThreadedStream(req_id, self._abort)
+        stream = self._streams[req_id] = Stream(req_id, self._abort)
         self._send(lambda driver: driver.submit(request))
         return stream
 
@@ -190,6 +152,7 @@ class ThreadedClient:
         """
         self._stopping = True
         self._wake.set()
+        self._settle(ClosedError("closed while the stages were loaded"))
         if self._ended is not None and self._loaded:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._ended.wait(), CLOSE_SECONDS)
@@ -241,7 +204,7 @@ class ThreadedClient:
 
     # In the thread.
 
-    def _run(self, ready: asyncio.Future[None]) -> None:
+    def _run(self) -> None:
         stages: list[Stage] = []
         try:
             try:
@@ -250,22 +213,23 @@ class ThreadedClient:
                 driver = InlineDriver(stages, self._orchestrator, LocalConnector(), sleep=self._sleep)
                 if self._warm_up is not None:
                     driver.submit(self._warm_up)
-                    for _ in driver.events(each_round=self._check_stop):
-                        pass
+                    for event in driver.events(each_round=self._check_stop):
+                        if isinstance(event, FinishRequest) and event.error is not None:
+                            raise event.error
                     for stage in stages:
                         stage.clear_trace()
                     driver.clear_stats()
             except _Stopped:
                 return
             except StagevoxError as error:
-                self._tell(_settle, ready, error)
+                self._tell(self._settle, error)
                 return
             except Exception as error:
                 died = StageDiedError(f"a stage ended while it loaded: {type(error).__name__}: {error}")
                 died.__cause__ = error
-                self._tell(_settle, ready, died)
+                self._tell(self._settle, died)
                 return
-            self._tell(_settle, ready, None)
+            self._tell(self._settle, None)
             self._serve(driver)
         except Exception as error:
             self._tell(self._died, error)
@@ -277,7 +241,7 @@ class ThreadedClient:
 
     def _serve(self, driver: InlineDriver) -> None:
         made: list[ClientEvent] = []
-        driver.on_step = self._spans.append if self._watchers else None
+        driver.on_step = self._note
 
         def between_rounds() -> None:
             self._flush(driver, made)
@@ -285,6 +249,7 @@ class ThreadedClient:
             self._take_in(driver)
 
         with suppress(_Stopped):
+            self._flush(driver, made)  # one may have died while it warmed up
             while True:
                 self._wake.wait()
                 between_rounds()
@@ -293,6 +258,10 @@ class ThreadedClient:
                     if not driver.num_requests:  # told before the rounds in which engines tidy up
                         self._flush(driver, made)
                 self._flush(driver, made)
+
+    def _note(self, span: StepSpan) -> None:
+        if self._watchers:
+            self._spans.append(span)
 
     def _take_in(self, driver: InlineDriver) -> None:
         self._wake.clear()
@@ -321,6 +290,16 @@ class ThreadedClient:
 
     # In the event loop again.
 
+    def _settle(self, error: Exception | None) -> None:
+        """End :meth:`start`, unless that has happened."""
+        if self._ready is None or self._ready.done():
+            return
+        if error is None:
+            self._health = dict.fromkeys(self._names, StageHealth.READY)  # here, so that a death told next isn't overwritten
+            self._ready.set_result(None)
+        else:
+            self._ready.set_exception(error)
+
     def _died(self, error: Exception) -> None:
         """The thread ended by an error of the driver's own: nothing runs any more."""
         self._health = dict.fromkeys(self._names, StageHealth.DEAD)
@@ -331,6 +310,7 @@ class ThreadedClient:
     def _end(self) -> None:
         assert self._ended is not None
         self._stopping = True
+        self._settle(ClosedError("the stages ended while they were loaded"))
         self._health = dict.fromkeys(self._names, StageHealth.DEAD)
         self._finish_all("abort", None)
         self._ended.set()
@@ -343,15 +323,6 @@ class ThreadedClient:
 
 class _Stopped(Exception):
     """The thread is to end."""
-
-
-def _settle(ready: asyncio.Future[None], error: Exception | None) -> None:
-    if ready.done():
-        return
-    if error is None:
-        ready.set_result(None)
-    else:
-        ready.set_exception(error)
 
 
 def _as_arrays(event: ClientEvent) -> ClientEvent:

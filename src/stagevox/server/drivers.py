@@ -16,8 +16,6 @@ logger = logging.getLogger("stagevox.server")
 ROADS = ("auto", "shm", "tcp")
 """Values of ``connectors.kind`` for stages with a process each, all started on this host."""
 
-LOOPBACK = "tcp://127.0.0.1:*"
-
 
 @dataclass(frozen=True, slots=True)
 class DriverOptions:
@@ -31,7 +29,12 @@ class DriverOptions:
 
 def process(blueprint: Blueprint, options: DriverOptions) -> OmniClient:
     """A process a stage. Settings that only vLLM can judge are judged there: this process doesn't load it."""
+    from stagevox.connectors.roadmap import LOOPBACK
     from stagevox.pipeline.process import OnDeath, ProcessClient
+
+    def address(stage: str) -> str:
+        """Where a stage listens for chunks over TCP."""
+        return effective.value("connectors", "addresses", stage) or LOOPBACK
 
     effective = blueprint.effective
     kind = effective.value("connectors", "kind")
@@ -43,14 +46,8 @@ def process(blueprint: Blueprint, options: DriverOptions) -> OmniClient:
         on_death=OnDeath.RESTART if options.restart else OnDeath.EXIT,
         told_of_death=lambda stage, cause: logger.error("%s: the engine died: %s", stage, cause),
         road={"per_request": effective.value("connectors", "window")},
-        addresses={name: _address(blueprint, name) for name in blueprint.stages} if kind == "tcp" else None,
+        addresses={name: address(name) for name in blueprint.stages} if kind == "tcp" else None,
     )
-
-
-def _address(blueprint: Blueprint, stage: str) -> str:
-    """Where a stage listens for chunks over TCP."""
-    address: str | None = blueprint.effective.value("connectors", "addresses", stage)
-    return address or LOOPBACK
 
 
 def inline(blueprint: Blueprint, options: DriverOptions) -> OmniClient:
@@ -76,9 +73,9 @@ def inline(blueprint: Blueprint, options: DriverOptions) -> OmniClient:
         raise ConfigError("on_stage_death", "a stage can be started again only in a process of its own", ["exit", "stay"])
     blueprint.effective.check_one_process()
     prepare_inline_process()
-    text = blueprint.topology.warm_up
-    warm_up = None if text is None else blueprint.admit("warm-up", text, None)
-    return ThreadedClient(blueprint.stages, load, deadline=options.deadline, warm_up=warm_up)
+    topology = blueprint.topology
+    warm_up = None if topology.warm_up is None else blueprint.admit("warm-up", topology.warm_up, None)
+    return ThreadedClient(blueprint.stages, load, deadline=options.deadline, warm_up=warm_up, text_stage=topology.text_stage)
 
 
 DRIVERS: Mapping[str, Callable[[Blueprint, DriverOptions], OmniClient]] = {"process": process, "inline": inline}

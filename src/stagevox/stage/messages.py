@@ -53,6 +53,10 @@ class Drop(msgspec.Struct, tag="drop", array_like=True):
     req_ids: list[str]
 
 
+class Renewed(msgspec.Struct, tag="renewed", array_like=True):
+    """Another process runs the next stage now; the requests that come after this are its first."""
+
+
 class Ask(msgspec.Struct, tag="ask", array_like=True):
     """Answer with an :class:`Answer`: ``trace``, ``clear_trace`` or ``held``."""
 
@@ -173,7 +177,7 @@ class Answer(msgspec.Struct, tag="answer", array_like=True):
     held: dict[str, int]
 
 
-ToStage = Add | Drop | Ask | Quit
+ToStage = Add | Drop | Renewed | Ask | Quit
 ToServer = Ready | Refused | Stepped | Standing | Died | Answer
 
 

@@ -35,6 +35,7 @@ from .messages import (
     Quit,
     Ready,
     Refused,
+    Renewed,
     Rest,
     Standing,
     Stepped,
@@ -160,6 +161,9 @@ class StageProcess:
                 for req_id in req_ids:
                     self._onward.discard(req_id)
                     self._road.drop(req_id)
+            case Renewed():
+                assert self._target is not None
+                self._road.renew(self._target)
             case Ask(what):
                 self._answer(what)
 

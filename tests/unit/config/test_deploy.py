@@ -118,6 +118,7 @@ platforms: {cpu: {deadlines: {input: 60}}, cuda:, rocm: {}}
         ("stages: {talker: {devices: 0}}", CapabilityError, r"^stages\.talker\.devices: F:1: a CPU has no devices"),
         ("connectors: {kind: rdma}", ConfigError, r"^connectors\.kind: F:1: no such choice: 'rdma' \(allowed: "),
         ("connectors: {window: 0}", ConfigError, r"^connectors\.window: F:1: 0: input should be greater than or equal to 1"),
+        ("connectors: {window: 65}", ConfigError, r"^connectors\.window: F:1: 65: input should be less than or equal to 64"),
         ("connectors: {kind: local, window: 4}", ConfigError, r"^connectors\.window: F:1: the local road has none"),
         ("connectors: {kind: shm, addresses: {talker: 'tcp://a:1'}}", ConfigError, r"^connectors\.addresses\.talker: F:1: only with connectors\.kind tcp"),
         ("connectors: {kind: tcp, addresses: {talker: 'tcp://a:1', code2wav: 'tcp://a:1'}}", ConfigError, r"the same as that of talker"),

@@ -543,6 +543,40 @@ def test_a_consumer_that_leaves_just_then_loses_nothing(local):
     assert [chunk.seq for chunk in flow(a, b, 1)] == [0]
 
 
+def test_what_a_dead_consumer_never_took_does_not_hold_the_edge_shut(local, clock):
+    """Its requests were dropped, and their chunks fill the edge, until the producer hears of the new one: not by the deadline."""
+    a, b = local.pair(*"rst", per_edge=3, per_request=2, deadline=30)
+    for req_id in "rst":
+        a.put("b", tensor_chunk(0, req_id=req_id))
+    until(lambda: [a.get("a")] and a.num_segments == 3, a)  # sent
+    for req_id in "rs":  # t goes on: its consumer has ended it, which the producer is not told
+        a.drop(req_id)
+    b.close()
+    b = local.road("b")
+    for road in (a, b):
+        road.open("u")
+    a.put("b", tensor_chunk(0, req_id="u", end=True))
+    for _ in range(20):
+        a.wait(0.01)
+        assert a.get("a") == [] == b.get("b")
+    assert (a.in_flight(), a.num_segments) == (4, 3)
+    a.renew("b")
+    assert a.in_flight("u") == a.in_flight() and a.num_open == 2
+    (chunk,) = flow(a, b, 1)
+    assert same(chunk.data, tensor_chunk(0).data) and chunk.end
+    settle(a, b)
+    a.put("b", tensor_chunk(1, req_id="t"))
+    a.put("b", tensor_chunk(2, req_id="t", end=True))
+    until(lambda: b.get("b") or b._inbox.req_ids() == {"u", "t"}, a, b)
+    clock.now += 2  # nobody opens t there
+    settle(a, b)
+    assert a.failures() == b.failures() == [] and a.num_segments == 0
+    for req_id in "tu":
+        a.drop(req_id)
+    outbox = a._outboxes["b"]
+    assert a.num_open == 0 and outbox._count == outbox._bytes == 0 and outbox._lanes == {}
+
+
 class Forger:
     """A socket that says what it wants to stage ``b``."""
 

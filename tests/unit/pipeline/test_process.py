@@ -13,7 +13,15 @@ import numpy as np
 import pytest
 
 from stagevox.contract import WAVEFORM
-from stagevox.errors import BadParameterError, BadRequestError, CapabilityError, DeadlineError, RequestFailedError, StageDiedError
+from stagevox.errors import (
+    BadParameterError,
+    BadRequestError,
+    CapabilityError,
+    ClosedError,
+    DeadlineError,
+    RequestFailedError,
+    StageDiedError,
+)
 from stagevox.pipeline import process
 from stagevox.pipeline.client import StageHealth
 from stagevox.pipeline.events import EmitOutput, FinishRequest
@@ -233,6 +241,122 @@ def test_a_stage_that_dies_may_be_started_again():
     run(scenario())
 
 
+def fails_in(what):
+    """A failure in the server's own code, once the pipeline serves: (how to bring it about, why the stage is dead)."""
+
+    def in_watcher(pipeline, monkeypatch):
+        def watcher(span):
+            if span.stage == "talker":
+                raise ZeroDivisionError("watched")
+
+        pipeline.watch(watcher)
+
+    def in_heard(pipeline, monkeypatch):
+        heard = pipeline._heard
+        monkeypatch.setattr(pipeline, "_heard", lambda name, message: 1 / 0 if name == "talker" else heard(name, message))
+
+    def in_receive(pipeline, monkeypatch):
+        monkeypatch.setattr("stagevox.pipeline.link.decode_to_server", lambda data: 1 / 0)
+
+    return {"watcher": in_watcher, "heard": in_heard, "receive": in_receive}[what]
+
+
+@pytest.mark.parametrize("what", ["watcher", "heard", "receive"])
+def test_a_stage_that_can_t_be_heard_any_more_is_dead(monkeypatch, caplog, what):
+    async def scenario():
+        deaths = []
+        pipeline = client(told_of_death=lambda *what: deaths.append(what))
+        await pipeline.start()
+        try:
+            fails_in(what)(pipeline, monkeypatch)
+            _, _, end = await asyncio.wait_for(say(pipeline, "a", "hello"), 10)
+            assert isinstance(end.error, StageDiedError) and "ZeroDivisionError" in str(end.error)
+            dead = [name for name, health in pipeline.health().items() if health is StageHealth.DEAD]
+            assert dead and (what == "receive" or dead == ["talker"])
+            assert [name for name, _ in deaths] == dead and "ZeroDivisionError" in deaths[0][1]
+            assert all(gone(pipeline.pids()[name]) for name in dead)
+            assert "Traceback" in caplog.text
+        finally:
+            await pipeline.close()
+
+    run(scenario())
+
+
+def test_what_a_failure_kept_from_a_listener_is_told_with_the_stage_s_death(monkeypatch):
+    """The orchestrator has forgotten the request by then."""
+
+    async def scenario():
+        pipeline = client()
+        await pipeline.start()
+        try:
+            carry_out = pipeline._carry_out
+            broken = []
+
+            def carry_out_until_the_end(commands):
+                if any(isinstance(command, FinishRequest) for command in commands) and not broken:
+                    broken.append(commands)
+                    raise ZeroDivisionError
+                carry_out(commands)
+
+            monkeypatch.setattr(pipeline, "_carry_out", carry_out_until_the_end)
+            _, _, end = await asyncio.wait_for(say(pipeline, "a", "hello"), 10)
+            assert broken and isinstance(end.error, StageDiedError)
+        finally:
+            await pipeline.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("on_death", list(OnDeath))
+def test_without_its_clock_a_pipeline_is_dead(caplog, on_death):
+    async def scenario():
+        deaths = []
+        pipeline = client(told_of_death=lambda *what: deaths.append(what), on_death=on_death)
+        await pipeline.start()
+        try:
+            saying = asyncio.create_task(say(pipeline, "a", "hello " * 100, pace=0.01))
+            await asyncio.sleep(0.1)
+            assert pipeline.num_requests == 1
+            pipeline._orchestrator._handlers[process.ClockTicked] = lambda event: 1 / 0
+            _, _, end = await asyncio.wait_for(saying, 10)
+            assert isinstance(end.error, StageDiedError) and "clock" in str(end.error) and "ZeroDivisionError" in str(end.error)
+            assert set(pipeline.health().values()) == {StageHealth.DEAD} and pipeline.num_requests == 0
+            while len(deaths) < 3:
+                await asyncio.sleep(0.02)
+            await asyncio.sleep(0.2)  # nothing is started again
+            assert set(pipeline.health().values()) == {StageHealth.DEAD} and all(map(gone, pipeline.pids().values()))
+            assert "Traceback" in caplog.text
+            with pytest.raises(StageDiedError):
+                pipeline.submit(pipeline.blueprint.admit("late", "hello", None))
+        finally:
+            await pipeline.close()
+
+    run(scenario())
+
+
+def test_chunks_that_a_dead_stage_never_took_are_forgotten_with_its_return():
+    async def scenario():
+        pipeline = client(on_death=OnDeath.RESTART)
+        await pipeline.start()
+        try:
+            await say(pipeline, "before", "hello")  # the stages are connected
+            pid = pipeline.pids()["code2wav"]
+            os.kill(pid, signal.SIGSTOP)
+            doomed = [asyncio.create_task(say(pipeline, f"doomed{n}", "hello " * 30)) for n in range(4)]
+            await asyncio.sleep(0.5)  # their chunks are on the way, and nobody takes them
+            os.kill(pid, signal.SIGKILL)
+            assert all(isinstance(end.error, StageDiedError) for _, _, end in await asyncio.gather(*doomed))
+            assert (await pipeline._ask("talker", "held")).held["road"] == len(doomed)
+            await becomes(pipeline, "code2wav", StageHealth.READY)
+            await nothing_held(pipeline)
+            samples, _, _ = await say(pipeline, "after", "x" * 100)
+            assert np.array_equal(samples, samples_of("x" * 100).astype(samples.dtype))
+        finally:
+            await pipeline.close()
+
+    run(scenario())
+
+
 async def kill_while_it_loads(pipeline, stage, seen):
     """Wait for a process of ``stage`` that was not ``seen``, and kill it before it is ready."""
     while (pid := pipeline.pids()[stage]) in seen:
@@ -268,6 +392,85 @@ def test_a_stage_that_dies_again_while_it_loads_is_started_again(monkeypatch):
             folder = pipeline._owner.map.folder
             await pipeline.close()
         assert not left_behind(folder)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("what", ["fork", "watch"])
+@pytest.mark.parametrize("times", [2, 1 << 30])
+def test_a_stage_whose_process_can_t_be_started_again_is_tried_again_and_dead_in_the_end(monkeypatch, what, times):
+    monkeypatch.setattr(process, "PAUSES", (0.0, 0.05, 0.05, 0.05))
+
+    async def scenario():
+        deaths, failed, children = [], [], []
+        pipeline = client(on_death=OnDeath.RESTART, told_of_death=lambda *what: deaths.append(what))
+        await pipeline.start()
+        try:
+            real = {"fork": subprocess.Popen, "watch": os.pidfd_open}[what]
+
+            def fail(*args, **options):
+                if len(failed) == times:
+                    return real(*args, **options)
+                failed.append(args)
+                raise OSError(12, "Cannot allocate memory")
+
+            if what == "fork":
+                monkeypatch.setattr(subprocess, "Popen", fail)
+            else:
+                monkeypatch.setattr(os, "pidfd_open", lambda pid: children.append(pid) or fail(pid))
+            sockets = set(Path(pipeline._owner.map.folder).glob("c*"))
+            os.kill(pipeline.pids()["talker"], signal.SIGKILL)
+            await becomes(pipeline, "talker", StageHealth.RESTARTING)
+            await becomes(pipeline, "talker", StageHealth.READY if times == 2 else StageHealth.DEAD)
+            if times == 2:
+                assert len(failed) == 2 and len(deaths) == 3
+                samples, _, _ = await say(pipeline, "after", "x" * 100)
+                assert np.array_equal(samples, samples_of("x" * 100).astype(samples.dtype))
+            else:
+                assert len(failed) == MOST_LOADS and len(deaths) == 1 + MOST_LOADS
+                assert "Cannot allocate memory" in deaths[-1][1]
+                with pytest.raises(StageDiedError):
+                    pipeline.submit(pipeline.blueprint.admit("late", "hello", None))
+            # One for each stage that is alive: those of the failed tries are gone, and so are their processes.
+            now = set(Path(pipeline._owner.map.folder).glob("c*"))
+            assert len(now) == (len(sockets) if times == 2 else len(sockets) - 1)
+            assert what == "fork" or (all(map(gone, children[: len(failed)])) and len(children) >= len(failed))
+        finally:
+            folder = pipeline._owner.map.folder
+            await pipeline.close()
+        assert not left_behind(folder)
+
+    run(scenario())
+
+
+def test_what_stages_are_asked_ends_in_an_error_by_name(monkeypatch):
+    monkeypatch.setattr(process, "ANSWER_SECONDS", 0.3)
+
+    async def scenario():
+        pipeline = client()
+        with pytest.raises(ClosedError):
+            await pipeline.held()
+        await pipeline.start()
+        try:
+            os.kill(pipeline.pids()["talker"], signal.SIGSTOP)
+            with pytest.raises(DeadlineError, match=r"talker: no answer in 0\.3 s"):
+                await pipeline.held()
+            monkeypatch.setattr(process, "ANSWER_SECONDS", 30.0)
+            os.kill(pipeline.pids()["talker"], signal.SIGKILL)
+            await becomes(pipeline, "talker", StageHealth.DEAD)
+            with pytest.raises(StageDiedError, match="talker"):
+                await asyncio.wait_for(pipeline.trace(), 1)
+            os.kill(pipeline.pids()["thinker"], signal.SIGSTOP)
+            asking = asyncio.create_task(pipeline._ask("thinker", "held"))
+            await asyncio.sleep(0)
+            closing = asyncio.create_task(pipeline.close())
+            with pytest.raises(ClosedError):
+                await asyncio.wait_for(asking, 1)
+            await closing
+            with pytest.raises(ClosedError):
+                await pipeline.held()
+        finally:
+            await pipeline.close()
 
     run(scenario())
 
@@ -388,12 +591,13 @@ def test_chunks_over_tcp_are_the_same_also_to_a_stage_that_was_started_again():
 
 SERVER = """
 import asyncio, sys
-from tests.unit.pipeline.test_process import client, say
+from tests.unit.pipeline.test_process import client
 async def main():
     pipeline = client()
     await pipeline.start()
     print(pipeline._owner.map.folder, *pipeline.pids().values(), flush=True)
-    await say(pipeline, "long", "hello " * 1000, pace=0.01)
+    async for event in pipeline.submit(pipeline.blueprint.admit("long", {"text": "hello " * 1000, "pace": 0.01}, None)):
+        print("speaking", flush=True)
 asyncio.run(main())
 """
 
@@ -404,7 +608,7 @@ def test_no_process_outlives_its_server(how):
     try:
         folder, *pids = server.stdout.readline().split()
         assert len(pids) == 3
-        time.sleep(0.2)  # into the long text
+        assert server.stdout.readline() == "speaking\n"  # a minute's text, from its first event on
         server.send_signal(how)
         server.wait(20)
         wait_until(lambda: all(gone(int(pid)) for pid in pids))

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import Counter
 
 import pytest
 
+from stagevox.connectors.chunks import FrameChunks
 from stagevox.errors import BadRequestError, ClosedError, ConfigError, RequestFailedError, StageDiedError
 from stagevox.pipeline.client import StageHealth
 from stagevox.pipeline.events import EmitOutput, FinishRequest
 from stagevox.pipeline.request import OmniRequest
 from stagevox.pipeline.threaded import ThreadedClient
 from stagevox.stage.payload import StageRequest
+from tests.unit.conftest import FakeStage, join
 
 AUDIO = "audio.waveform"
 NAMES = ("thinker", "talker", "code2wav")
@@ -105,6 +108,31 @@ def test_a_road_may_end_early(run):
     run(body)
 
 
+@pytest.mark.parametrize("text_stage", ["thinker", None])
+def test_speech_that_ends_first_leaves_the_text_whole(text_stage):
+    """The Talker says three rows of forty and ends, as one does that is capped."""
+
+    class Capped(FakeStage):
+        def _samples(self, req_id, state):
+            output, payload = super()._samples(req_id, state)
+            return output._replace(finish_reason="stop" if state.made >= 3 else None), payload
+
+    stages = [FakeStage("thinker", FrameChunks("rows", (2,), concat=join)), Capped("talker", whole=False)]
+
+    async def main():
+        client = ThreadedClient(("thinker", "talker"), lambda: stages, text_stage=text_stage)
+        await client.start()
+        try:
+            events = [event async for event in client.submit(request("a", 40))]
+        finally:
+            await client.close()
+        text = [token for event in events[:-1] if event.stage == "thinker" for token in event.output.new_token_ids]
+        assert events[-1].finish_reason == ("stop" if text_stage else "length")
+        assert len(text) == 40 if text_stage else len(text) < 10
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("after", [0, 1, 5])
 def test_leaving_aborts_everywhere(run, after):
     """F19."""
@@ -131,16 +159,23 @@ def test_leaving_aborts_everywhere(run, after):
 
 
 def test_two_hundred_aborts(run):
-    """F19: at random moments; no map keeps anything."""
+    """F19: before the first event, and while each of the stages is at it; no map keeps anything."""
 
     async def body(client, stages):
+        slow, left_at = [""], Counter()
+        for stage in stages:
+            stage.on_step = lambda stage: time.sleep(0.002 if stage.name == slow[0] else 0)
         for n in range(200):
-            stream = client.submit(request(f"r{n}", 50))
-            iterator = stream.__aiter__()
-            for _ in range(n % 7):
-                await anext(iterator)
+            slow[0] = place = ("", *NAMES)[n % 4]
+            stream = client.submit(request(f"r{n}", 200))
+            if place:
+                async for event in stream:
+                    if event.stage == place:
+                        break
+                left_at[place] += f"r{n}" in stages[NAMES.index(place)].held
             await stream.aclose()
         await until(lambda: client.num_requests == 0)
+        assert all(left_at[name] > 40 for name in NAMES), left_at
 
     run(body)
 
@@ -268,5 +303,112 @@ def test_a_failed_load_is_an_error_of_start(error, seen):
             await client.start()
         assert set(client.health().values()) == {StageHealth.DEAD}
         await client.close()
+
+    asyncio.run(main())
+
+
+def test_who_starts_to_watch_later_is_told_from_then_on(run):
+    async def body(client, stages):
+        await collect(client.submit(request("a")))
+        seen, before = [], client.stats()
+        client.watch(seen.append)
+        await collect(client.submit(request("b")))
+        await client.drain(5)
+        for old, new in zip(before, client.stats(), strict=True):
+            assert new.steps > old.steps
+            assert [span.stage for span in seen].count(new.name) == new.steps - old.steps
+
+    run(body)
+
+
+def start_with(stages, body=None):
+    """Start a client with a warm-up on the stages; ``body(client)`` runs on it."""
+
+    async def main():
+        client = ThreadedClient(NAMES, lambda: stages, warm_up=request("warm-up"))
+        try:
+            await client.start()
+            if body is not None:
+                await body(client)
+        finally:
+            assert body is not None or set(client.health().values()) == {StageHealth.DEAD}
+            await client.close()
+        assert all(stage.closed for stage in stages)
+
+    asyncio.run(main())
+
+
+def test_a_stage_that_dies_in_the_warm_up_is_an_error_of_start(fake_stages):
+    stages = fake_stages()
+    stages[1].die_at = 2
+    with pytest.raises(StageDiedError, match="talker.*out of memory"):
+        start_with(stages)
+
+
+def test_a_warm_up_that_a_stage_refuses_is_an_error_of_start(fake_stages):
+    stages = fake_stages()
+    stages[1].refuse.add("warm-up")
+    with pytest.raises(RequestFailedError, match="no such sampling parameter"):
+        start_with(stages)
+
+
+def test_a_stage_that_dies_as_the_warm_up_is_tidied_up_is_never_called_ready(fake_stages):
+    """The request has ended by then: nobody's error, and nothing wakes the thread."""
+    stages = fake_stages()
+    late = [stages[0].has_work]
+    stages[0].has_work = lambda: late[0]() or bool(stages[2].steps and not any(stage.held for stage in stages))
+    stages[0].on_step = lambda stage: 1 / 0 if stages[2].steps and not stage.held else None
+
+    async def body(client):
+        await until(lambda: client.health()["thinker"] is StageHealth.DEAD, 1)
+        with pytest.raises(StageDiedError):
+            client.submit(request("a"))
+
+    start_with(stages, body)
+
+
+@pytest.mark.parametrize("when", ["loading", "warming up"])
+def test_closing_ends_a_start_that_is_under_way(fake_stages, when):
+    stages = fake_stages()
+    reached, go_on = threading.Event(), threading.Event()
+
+    def wait(*_):
+        reached.set()
+        assert go_on.wait(10)
+
+    def load():
+        if when == "loading":
+            wait()
+        return stages
+
+    if when == "warming up":
+        stages[0].on_step = wait
+
+    async def main():
+        client = ThreadedClient(NAMES, load, warm_up=request("warm-up"))
+        starting = asyncio.ensure_future(client.start())
+        await asyncio.to_thread(reached.wait, 10)
+        closing = asyncio.ensure_future(client.close())
+        with pytest.raises(ClosedError):
+            await asyncio.wait_for(starting, 2)
+        go_on.set()
+        await closing
+        await until(lambda: all(stage.closed for stage in stages))
+        assert set(client.health().values()) == {StageHealth.DEAD}
+
+    asyncio.run(main())
+
+
+def test_a_thread_that_ends_ends_a_start_that_is_under_way(monkeypatch):
+    monkeypatch.setattr(threading, "excepthook", lambda args: None)  # pytest's would report it
+
+    def load():
+        raise SystemExit
+
+    async def main():
+        client = ThreadedClient(NAMES, load)
+        with pytest.raises(ClosedError):
+            await asyncio.wait_for(client.start(), 2)
+        client._thread.join(5)
 
     asyncio.run(main())
