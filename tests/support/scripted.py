@@ -55,10 +55,14 @@ class ScriptedFrontEnd:
 
 
 class ScriptedEngine:
-    """Makes one row a step for up to ``slots`` requests; ``overrides`` may hold ``slots``, ``pace`` (seconds a step), ``no_start``."""
+    """Makes one row a step for up to ``slots`` requests.
+
+    ``overrides`` may hold ``slots``, ``pace`` (seconds a step), ``no_start``, ``load`` (seconds).
+    """
 
     def __init__(self, spec, overrides=None, *, record=False):
         overrides = overrides or {}
+        time.sleep(overrides.get("load", 0.0))
         if overrides.get("no_start"):
             raise CapabilityError(f"{spec.name}.no_start", "as the script says", ["false"])
         self.name, self.slots, self.pace = spec.name, overrides.get("slots", 4), overrides.get("pace", 0.0)

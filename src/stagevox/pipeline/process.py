@@ -72,6 +72,9 @@ TICK = 0.05
 ANSWER_SECONDS = 30.0
 """Longest wait for what a stage is asked."""
 
+STOP_SECONDS = 5.0
+"""Longest wait for a stage to end by itself."""
+
 MOST_LOADS = 4
 """Times that a dead stage is loaded again without success before it is given up."""
 PAUSES = (0.0, 1.0, 2.0, 4.0)
@@ -225,7 +228,9 @@ class ProcessClient:
         self._answers.fail_all(ClosedError("the pipeline is closed"))
         if self._clock_task is not None:
             self._clock_task.cancel()
-        await asyncio.gather(*(link.stop(5.0) for link in self._links.values()), return_exceptions=True)
+        # One that still loads hears nothing yet.
+        seconds = {name: STOP_SECONDS if self._ready[name].done() else 0.0 for name in self._links}
+        await asyncio.gather(*(link.stop(seconds[name]) for name, link in self._links.items()), return_exceptions=True)
         for task in self._readers.values():
             task.cancel()
         tasks = [*self._readers.values(), *([self._clock_task] if self._clock_task else [])]

@@ -502,6 +502,23 @@ def test_a_stage_that_can_t_be_loaded_again_is_dead_in_the_end(monkeypatch, how)
     run(scenario())
 
 
+def test_closing_while_a_stage_loads_does_not_wait_for_it(monkeypatch):
+    """It can't hear that it is to end, so it isn't asked: with the usual wait the end would be an hour away."""
+    monkeypatch.setattr(process, "STOP_SECONDS", 3600.0)
+
+    async def scenario():
+        pipeline = client({"talker": {"load": 3600.0}})
+        starting = asyncio.create_task(pipeline.start())
+        while pipeline.health()["thinker"] is not StageHealth.READY:
+            await asyncio.sleep(0.02)
+        pids = pipeline.pids()
+        starting.cancel()
+        await asyncio.wait({starting})
+        assert pipeline.health()["talker"] is StageHealth.DEAD and all(map(gone, pids.values()))
+
+    run(scenario())
+
+
 def test_closing_while_a_stage_waits_to_be_loaded_again(monkeypatch):
     monkeypatch.setattr(process, "PAUSES", (0.3, 0.3, 0.3, 0.3))
 
