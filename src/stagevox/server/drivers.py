@@ -30,7 +30,8 @@ class DriverOptions:
 def process(blueprint: Blueprint, options: DriverOptions) -> OmniClient:
     """A process a stage. Settings that only vLLM can judge are judged there: this process doesn't load it."""
     from stagevox.connectors.roadmap import LOOPBACK
-    from stagevox.pipeline.process import OnDeath, ProcessClient
+    from stagevox.pipeline.fleet import OnDeath
+    from stagevox.pipeline.process import ProcessClient
 
     def address(stage: str) -> str:
         """Where a stage listens for chunks over TCP."""

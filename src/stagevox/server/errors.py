@@ -181,9 +181,8 @@ def _param(loc: Sequence[Any]) -> str | None:
 
 _PARTS = {"text", "refusal", "input_audio", "image_url", "audio_url", "video_url"}
 _BODIES: dict[str, type[RequestModel]] = {"/v1/chat/completions": ChatRequest, "/v1/audio/speech": SpeechRequest}
-
-
 _SAMPLING = {"temperature", "top_p", "top_k", "max_tokens", "max_completion_tokens", "repetition_penalty"}
+"""Fields of chat that speech doesn't have, and of neither of them."""
 
 
 def _nearest(request: Request, loc: list[Any]) -> str:

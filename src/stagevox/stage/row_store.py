@@ -39,14 +39,18 @@ class RowStore:
             raise MissingStateError("make_omni_output", f"{name} was not exported when cached positions were computed")
         return kept[torch.tensor(slots, device=kept.device)]
 
-    def hold(self, names: Iterable[str], row: RowPhase, blocks: Sequence[int], block_size: int, memory: OutputMemory) -> None:
-        """Hold for a request, before its rows of this step, those of cached positions that it never computed."""
-        first = memory.taken.get(row.req_id, 0)
-        if first < row.num_computed:
-            slots = missing_slots(blocks, block_size, first, row.num_computed)
-            held = memory.held.setdefault(row.req_id, {})
-            for name in names:
-                held.setdefault(name, []).append(self.get(name, slots))
+    def hold(self, names: Iterable[str], rows: Sequence[RowPhase], table: Any, memory: OutputMemory) -> None:
+        """Hold for each request, before its rows of this step, those of cached positions that it never computed.
+
+        ``table`` is vLLM's block table of the batch, in the order of ``rows``.
+        """
+        for index, row in enumerate(rows):
+            first = memory.taken.get(row.req_id, 0)
+            if first < row.num_computed:
+                slots = missing_slots(table.block_table.np[index], table.block_size, first, row.num_computed)
+                held = memory.held.setdefault(row.req_id, {})
+                for name in names:
+                    held.setdefault(name, []).append(self.get(name, slots))
 
 
 def rows_along(values: Mapping[str, Any], count: int) -> dict[str, torch.Tensor]:

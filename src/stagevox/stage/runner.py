@@ -325,10 +325,7 @@ class OmniGPUModelRunner(Upstream):
         with copying("make_omni_output"):  # rows of another shape or type than those of steps before
             # First: a request may have adopted a block that another one fills in this very step.
             self._row_store.put(shared, table.slot_mapping.gpu[: self._rows[-1].end])
-        for index, row in enumerate(self._rows):
-            self._row_store.hold(
-                shared, row, table.block_table.np[index], table.block_size, self.model_intermediate_buffer.outputs
-            )
+        self._row_store.hold(shared, self._rows, table, self.model_intermediate_buffer.outputs)
 
     def _collect(self, hidden: torch.Tensor) -> PendingOutputs | None:
         """Start making this step's outputs; None when there is nothing. What it reads of the step is the step's own from here on."""

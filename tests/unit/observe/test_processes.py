@@ -16,7 +16,8 @@ from stagevox.contract import WAVEFORM
 from stagevox.observe.figures import RequestWatch
 from stagevox.observe.trace import Trace
 from stagevox.pipeline.events import EmitOutput
-from stagevox.pipeline.process import OnDeath, ProcessClient
+from stagevox.pipeline.fleet import OnDeath
+from stagevox.pipeline.process import ProcessClient
 from stagevox.server.app import create_app
 from stagevox.server.generate import Plan, Run
 from stagevox.server.record import RequestRecord

@@ -22,10 +22,11 @@ from stagevox.errors import (
     RequestFailedError,
     StageDiedError,
 )
-from stagevox.pipeline import process
+from stagevox.pipeline import fleet
 from stagevox.pipeline.client import StageHealth
-from stagevox.pipeline.events import EmitOutput, FinishRequest
-from stagevox.pipeline.process import MOST_LOADS, OnDeath, ProcessClient
+from stagevox.pipeline.events import ClockTicked, EmitOutput, FinishRequest
+from stagevox.pipeline.fleet import MOST_LOADS, OnDeath
+from stagevox.pipeline.process import ProcessClient
 from tests.support.scripted import ENGINE, STAGES, blueprint, samples_of
 
 TEXTS = ["a", "hello", "one two three", "x" * 150]
@@ -98,7 +99,7 @@ def shared():
             assert all(health is StageHealth.READY for health in pipeline.health().values())
 
         yield lambda scenario: runner.run(scene(scenario))
-        folder, pids = pipeline._owner.map.folder, pipeline.pids()
+        folder, pids = pipeline._fleet.owner.map.folder, pipeline.pids()
         started = time.monotonic()
         runner.run(pipeline.close())
     assert time.monotonic() - started < 5
@@ -207,7 +208,7 @@ def test_a_stage_that_dies_fails_what_needs_it_at_once(stage, how):
             with pytest.raises(StageDiedError):
                 pipeline.submit(pipeline.blueprint.admit("late", "hello", None))
         finally:
-            folder, pids = pipeline._owner.map.folder, pipeline.pids()
+            folder, pids = pipeline._fleet.owner.map.folder, pipeline.pids()
             await pipeline.close()
         assert all(map(gone, pids.values())) and not left_behind(folder)
 
@@ -234,7 +235,7 @@ def test_a_stage_that_dies_may_be_started_again():
                 assert np.array_equal(samples, samples_of("x" * 100).astype(samples.dtype))
                 await nothing_held(pipeline)
         finally:
-            folder = pipeline._owner.map.folder
+            folder = pipeline._fleet.owner.map.folder
             await pipeline.close()
         assert not left_behind(folder)
 
@@ -252,8 +253,8 @@ def fails_in(what):
         pipeline.watch(watcher)
 
     def in_heard(pipeline, monkeypatch):
-        heard = pipeline._heard
-        monkeypatch.setattr(pipeline, "_heard", lambda name, message: 1 / 0 if name == "talker" else heard(name, message))
+        heard = pipeline.heard
+        monkeypatch.setattr(pipeline, "heard", lambda name, message: 1 / 0 if name == "talker" else heard(name, message))
 
     def in_receive(pipeline, monkeypatch):
         monkeypatch.setattr("stagevox.pipeline.link.decode_to_server", lambda data: 1 / 0)
@@ -317,7 +318,7 @@ def test_without_its_clock_a_pipeline_is_dead(caplog, on_death):
             saying = asyncio.create_task(say(pipeline, "a", "hello " * 100, pace=0.01))
             await asyncio.sleep(0.1)
             assert pipeline.num_requests == 1
-            pipeline._orchestrator._handlers[process.ClockTicked] = lambda event: 1 / 0
+            pipeline._orchestrator._handlers[ClockTicked] = lambda event: 1 / 0
             _, _, end = await asyncio.wait_for(saying, 10)
             assert isinstance(end.error, StageDiedError) and "clock" in str(end.error) and "ZeroDivisionError" in str(end.error)
             assert set(pipeline.health().values()) == {StageHealth.DEAD} and pipeline.num_requests == 0
@@ -346,7 +347,7 @@ def test_chunks_that_a_dead_stage_never_took_are_forgotten_with_its_return():
             await asyncio.sleep(0.5)  # their chunks are on the way, and nobody takes them
             os.kill(pid, signal.SIGKILL)
             assert all(isinstance(end.error, StageDiedError) for _, _, end in await asyncio.gather(*doomed))
-            assert (await pipeline._ask("talker", "held")).held["road"] == len(doomed)
+            assert (await pipeline._fleet.ask("talker", "held")).held["road"] == len(doomed)
             await becomes(pipeline, "code2wav", StageHealth.READY)
             await nothing_held(pipeline)
             samples, _, _ = await say(pipeline, "after", "x" * 100)
@@ -374,7 +375,7 @@ async def becomes(pipeline, stage, health):
 
 
 def test_a_stage_that_dies_again_while_it_loads_is_started_again(monkeypatch):
-    monkeypatch.setattr(process, "PAUSES", (0.0, 0.1, 0.1, 0.1))
+    monkeypatch.setattr(fleet, "PAUSES", (0.0, 0.1, 0.1, 0.1))
 
     async def scenario():
         pipeline = client(on_death=OnDeath.RESTART)
@@ -389,7 +390,7 @@ def test_a_stage_that_dies_again_while_it_loads_is_started_again(monkeypatch):
                 samples, _, _ = await say(pipeline, "after", "x" * 100)
                 assert np.array_equal(samples, samples_of("x" * 100).astype(samples.dtype))
         finally:
-            folder = pipeline._owner.map.folder
+            folder = pipeline._fleet.owner.map.folder
             await pipeline.close()
         assert not left_behind(folder)
 
@@ -399,7 +400,7 @@ def test_a_stage_that_dies_again_while_it_loads_is_started_again(monkeypatch):
 @pytest.mark.parametrize("what", ["fork", "watch"])
 @pytest.mark.parametrize("times", [2, 1 << 30])
 def test_a_stage_whose_process_can_t_be_started_again_is_tried_again_and_dead_in_the_end(monkeypatch, what, times):
-    monkeypatch.setattr(process, "PAUSES", (0.0, 0.05, 0.05, 0.05))
+    monkeypatch.setattr(fleet, "PAUSES", (0.0, 0.05, 0.05, 0.05))
 
     async def scenario():
         deaths, failed, children = [], [], []
@@ -418,7 +419,7 @@ def test_a_stage_whose_process_can_t_be_started_again_is_tried_again_and_dead_in
                 monkeypatch.setattr(subprocess, "Popen", fail)
             else:
                 monkeypatch.setattr(os, "pidfd_open", lambda pid: children.append(pid) or fail(pid))
-            sockets = set(Path(pipeline._owner.map.folder).glob("c*"))
+            sockets = set(Path(pipeline._fleet.owner.map.folder).glob("c*"))
             os.kill(pipeline.pids()["talker"], signal.SIGKILL)
             await becomes(pipeline, "talker", StageHealth.RESTARTING)
             await becomes(pipeline, "talker", StageHealth.READY if times == 2 else StageHealth.DEAD)
@@ -432,11 +433,11 @@ def test_a_stage_whose_process_can_t_be_started_again_is_tried_again_and_dead_in
                 with pytest.raises(StageDiedError):
                     pipeline.submit(pipeline.blueprint.admit("late", "hello", None))
             # One for each stage that is alive: those of the failed tries are gone, and so are their processes.
-            now = set(Path(pipeline._owner.map.folder).glob("c*"))
+            now = set(Path(pipeline._fleet.owner.map.folder).glob("c*"))
             assert len(now) == (len(sockets) if times == 2 else len(sockets) - 1)
             assert what == "fork" or (all(map(gone, children[: len(failed)])) and len(children) >= len(failed))
         finally:
-            folder = pipeline._owner.map.folder
+            folder = pipeline._fleet.owner.map.folder
             await pipeline.close()
         assert not left_behind(folder)
 
@@ -444,7 +445,7 @@ def test_a_stage_whose_process_can_t_be_started_again_is_tried_again_and_dead_in
 
 
 def test_what_stages_are_asked_ends_in_an_error_by_name(monkeypatch):
-    monkeypatch.setattr(process, "ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(fleet, "ANSWER_SECONDS", 0.3)
 
     async def scenario():
         pipeline = client()
@@ -455,13 +456,13 @@ def test_what_stages_are_asked_ends_in_an_error_by_name(monkeypatch):
             os.kill(pipeline.pids()["talker"], signal.SIGSTOP)
             with pytest.raises(DeadlineError, match=r"talker: no answer in 0\.3 s"):
                 await pipeline.held()
-            monkeypatch.setattr(process, "ANSWER_SECONDS", 30.0)
+            monkeypatch.setattr(fleet, "ANSWER_SECONDS", 30.0)
             os.kill(pipeline.pids()["talker"], signal.SIGKILL)
             await becomes(pipeline, "talker", StageHealth.DEAD)
             with pytest.raises(StageDiedError, match="talker"):
                 await asyncio.wait_for(pipeline.trace(), 1)
             os.kill(pipeline.pids()["thinker"], signal.SIGSTOP)
-            asking = asyncio.create_task(pipeline._ask("thinker", "held"))
+            asking = asyncio.create_task(pipeline._fleet.ask("thinker", "held"))
             await asyncio.sleep(0)
             closing = asyncio.create_task(pipeline.close())
             with pytest.raises(ClosedError):
@@ -477,7 +478,7 @@ def test_what_stages_are_asked_ends_in_an_error_by_name(monkeypatch):
 
 @pytest.mark.parametrize("how", ["killed", "late"])
 def test_a_stage_that_can_t_be_loaded_again_is_dead_in_the_end(monkeypatch, how):
-    monkeypatch.setattr(process, "PAUSES", (0.0, 0.1, 0.1, 0.1))
+    monkeypatch.setattr(fleet, "PAUSES", (0.0, 0.1, 0.1, 0.1))
 
     async def scenario():
         deaths = []
@@ -486,7 +487,7 @@ def test_a_stage_that_can_t_be_loaded_again_is_dead_in_the_end(monkeypatch, how)
         try:
             seen = {pipeline.pids()["talker"]}
             if how == "late":
-                pipeline._start_deadline = 0.1
+                pipeline._fleet._start_deadline = 0.1
             os.kill(*seen, signal.SIGKILL)
             for _ in range(MOST_LOADS if how == "killed" else 0):
                 await kill_while_it_loads(pipeline, "talker", seen)
@@ -495,7 +496,7 @@ def test_a_stage_that_can_t_be_loaded_again_is_dead_in_the_end(monkeypatch, how)
             with pytest.raises(StageDiedError):
                 pipeline.submit(pipeline.blueprint.admit("late", "hello", None))
         finally:
-            folder = pipeline._owner.map.folder
+            folder = pipeline._fleet.owner.map.folder
             await pipeline.close()
         assert not left_behind(folder)
 
@@ -504,7 +505,7 @@ def test_a_stage_that_can_t_be_loaded_again_is_dead_in_the_end(monkeypatch, how)
 
 def test_closing_while_a_stage_loads_does_not_wait_for_it(monkeypatch):
     """It can't hear that it is to end, so it isn't asked: with the usual wait the end would be an hour away."""
-    monkeypatch.setattr(process, "STOP_SECONDS", 3600.0)
+    monkeypatch.setattr(fleet, "STOP_SECONDS", 3600.0)
 
     async def scenario():
         pipeline = client({"talker": {"load": 3600.0}})
@@ -520,7 +521,7 @@ def test_closing_while_a_stage_loads_does_not_wait_for_it(monkeypatch):
 
 
 def test_closing_while_a_stage_waits_to_be_loaded_again(monkeypatch):
-    monkeypatch.setattr(process, "PAUSES", (0.3, 0.3, 0.3, 0.3))
+    monkeypatch.setattr(fleet, "PAUSES", (0.3, 0.3, 0.3, 0.3))
 
     async def scenario():
         pipeline = client(on_death=OnDeath.RESTART)
@@ -530,7 +531,7 @@ def test_closing_while_a_stage_waits_to_be_loaded_again(monkeypatch):
         await becomes(pipeline, "talker", StageHealth.RESTARTING)
         await pipeline.close()
         await asyncio.sleep(0.5)
-        assert pipeline.pids()["talker"] == dead and not left_behind(pipeline._owner.map.folder)
+        assert pipeline.pids()["talker"] == dead and not left_behind(pipeline._fleet.owner.map.folder)
 
     run(scenario())
 
@@ -556,7 +557,7 @@ def test_settings_that_a_stage_refuses_come_back_by_name():
         with pytest.raises(CapabilityError, match="as the script says") as caught:
             await pipeline.start()
         assert (caught.value.field, caught.value.allowed) == ("talker.no_start", ("false",))
-        assert all(map(gone, pipeline.pids().values())) and not left_behind(pipeline._owner.map.folder)
+        assert all(map(gone, pipeline.pids().values())) and not left_behind(pipeline._fleet.owner.map.folder)
 
     run(scenario())
 
@@ -599,7 +600,7 @@ def test_chunks_over_tcp_are_the_same_also_to_a_stage_that_was_started_again():
                     await asyncio.sleep(0.02)
                 while pipeline.health()["talker"] is not StageHealth.READY:
                     await asyncio.sleep(0.02)
-            assert all(at.startswith("tcp://127.0.0.1:") for at in pipeline._owner.map.addresses.values())
+            assert all(at.startswith("tcp://127.0.0.1:") for at in pipeline._fleet.owner.map.addresses.values())
         finally:
             await pipeline.close()
 
@@ -612,7 +613,7 @@ from tests.unit.pipeline.test_process import client
 async def main():
     pipeline = client()
     await pipeline.start()
-    print(pipeline._owner.map.folder, *pipeline.pids().values(), flush=True)
+    print(pipeline._fleet.owner.map.folder, *pipeline.pids().values(), flush=True)
     async for event in pipeline.submit(pipeline.blueprint.admit("long", {"text": "hello " * 1000, "pace": 0.01}, None)):
         print("speaking", flush=True)
 asyncio.run(main())
